@@ -1,0 +1,152 @@
+"""What the recipes that classify share: the scores of a split, and the report of a run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from accumft.data.splits import ClassificationData
+from accumft.errors import UserError
+from accumft.losses import ClassificationLoss
+from accumft.metrics import Metrics, compute_metrics, predict_labels, resolve_metric
+from accumft.run import Run, RunResult
+
+SPLIT_PREFIX = {"validation": "eval", "test": "test"}
+"""What a split's metrics are called in the results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """A split's predictions and what they are worth."""
+
+    loss: float
+    """Mean loss over the split, weighted as in training."""
+    metrics: Metrics
+    probabilities: np.ndarray
+    """(rows, labels); for regression the predictions, (rows,) or (rows, targets)."""
+    references: np.ndarray
+    """(rows,) or (rows, labels)."""
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """The loss and the metrics by name."""
+        return {"loss": self.loss, **self.metrics.scalars}
+
+
+def score(
+    logits: torch.Tensor,
+    references: np.ndarray,
+    criterion: ClassificationLoss,
+    label_names: Sequence[str],
+    threshold: float = 0.5,
+) -> Scores:
+    """Scores of `logits`, (rows, labels) on the CPU, against `references`, in one computation over all rows."""
+    labels = torch.from_numpy(references)
+    logits = logits.double()
+    loss = float(criterion(logits, labels)) / float(criterion.num_items(labels))
+    if criterion.problem_type == "single_label_classification":
+        probabilities = logits.softmax(dim=1).numpy()
+    elif criterion.problem_type == "multi_label_classification":
+        probabilities = logits.sigmoid().numpy()
+    else:
+        probabilities = logits.reshape(labels.shape).numpy()
+    metrics = compute_metrics(
+        criterion.problem_type, probabilities, references, label_names=label_names, threshold=threshold
+    )
+    return Scores(loss, metrics, probabilities, references)
+
+
+def best_metric(
+    name: str | None, greater_is_better: bool | None, data: ClassificationData, source: str
+) -> tuple[str, bool]:
+    """(metric that picks the best model, whether larger is better), once it is sure that the data defines it."""
+    problem_type = data.labels.problem_type
+    metric, greater = resolve_metric(name, problem_type)
+    if data.validation is not None and metric != "loss":
+        references = np.asarray(data.validation["labels"])
+        # Any predictions will do: what they leave undefined here is so by the labels alone.
+        shape = (len(references), len(data.labels.names)) if problem_type != "regression" else references.shape
+        guesses = np.random.default_rng(0).random(shape)
+        found = compute_metrics(problem_type, guesses, references, label_names=data.labels.names)
+        if metric not in found.scalars:
+            raise UserError(
+                f"--metric_for_best_model {metric}: undefined on {source}: {found.undefined.get(metric, 'no value')}"
+            )
+    return metric, greater if greater_is_better is None else greater_is_better
+
+
+def report(
+    run: Run, data: ClassificationData, scores: Mapping[str, Scores], source: str, base: str | None
+) -> RunResult:
+    """Prints the metrics and writes all_results.json, predictions.jsonl, the plots and the model card.
+
+    Args:
+        scores: by split, "validation" and "test"; empty on processes other than the main one.
+        source: what the data is, in a line.
+        base: hub id or path that the weights came from; None: from scratch.
+    """
+    results = {
+        f"{SPLIT_PREFIX[split]}_{name}": value
+        for split, found in scores.items()
+        for name, value in found.scalars.items()
+    }
+    result = run.finish(results)
+    if not run.is_main:
+        return result
+    from accumft.report import metrics_table, model_card, plot_training, write_predictions
+
+    names, problem_type = data.labels.names, data.labels.problem_type
+    threshold = getattr(run.recipe, "threshold", 0.5)
+    plots = ["plots/training.png"]
+    plot_training(result.history, run.output_dir / plots[0])
+    (run.output_dir / "predictions.jsonl").unlink(missing_ok=True)
+    for split, found in scores.items():
+        dataset = getattr(data, split)
+        texts = zip(
+            *(dataset[column] for column in ("text", "text_pair") if column in dataset.column_names), strict=True
+        )
+        print(f"\n{split} ({len(dataset)} rows)\n{metrics_table(found.metrics)}")
+        write_predictions(
+            run.output_dir / "predictions.jsonl",
+            split=split,
+            rows=dataset["row"],
+            texts=(text[0] if len(text) == 1 else text for text in texts),
+            references=found.references,
+            probabilities=found.probabilities,
+            label_names=names,
+            problem_type=problem_type,
+            threshold=threshold,
+            append=True,
+        )
+        plots.append(f"plots/{split}.png")
+        _plot(found, names, problem_type, threshold, run.output_dir / plots[-1])
+    shown = scores.get("test") or scores.get("validation")
+    card = model_card(
+        model_name=run.output_dir.name,
+        problem_type=problem_type,
+        recipe=run.recipe_values,
+        results=result.metrics,
+        per_class=shown.metrics.per_class if shown else [],
+        labels=names,
+        data=source,
+        base_model=base,
+        plots=plots,
+    )
+    (run.output_dir / "README.md").write_text(card, encoding="utf-8", errors="backslashreplace")
+    print(f"\nmodel, metrics, predictions, plots and model card: {run.output_dir}")
+    return result
+
+
+def _plot(found: Scores, names: Sequence[str], problem_type: str, threshold: float, path: Any) -> None:
+    """The picture that suits the task."""
+    from accumft.report import plot_confusion_matrix, plot_per_label, plot_regression
+
+    if problem_type == "single_label_classification":
+        predictions = predict_labels(problem_type, found.probabilities, threshold)
+        plot_confusion_matrix(found.references, predictions, names, path)
+    elif problem_type == "multi_label_classification":
+        plot_per_label(found.metrics.per_class, path)
+    else:
+        plot_regression(found.references, found.probabilities, path)

@@ -1,0 +1,1 @@
+"""Files, folders and the hub → tables → examples with labels → token ids → batches."""

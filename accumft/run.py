@@ -1,0 +1,315 @@
+"""What is the same for every task around the loop: output folder, log, progress, evaluation when due, best model."""
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast, broadcast_object_list
+from torch.optim.lr_scheduler import LRScheduler
+
+from accumft.data.windows import Window, WindowDataset
+from accumft.errors import UserError
+from accumft.plan import Plan
+from accumft.recipe import TrainingRecipe
+from accumft.step import StepResult
+
+Evaluate = Callable[[], dict[str, float]]
+"""→ metrics by name, without a prefix, on the main process; what it returns elsewhere is not looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a run came to."""
+
+    output_dir: str
+    steps: int
+    """Optimizer steps made."""
+    metrics: dict[str, Any]
+    """What all_results.json holds."""
+    history: list[dict[str, Any]]
+    """The rows of metrics.jsonl; on processes other than the first, empty."""
+
+
+class Run:
+    """The loop's partner: gives it its windows, and does after each step what is due.
+
+    with Run(recipe, accelerator, model, optimizer, scheduler, plan, tokenizer, best) as run:
+        for window in run.windows(WindowDataset(dataset, plan, collate, accelerator.process_index)):
+            result = train_step(accelerator, model, optimizer, window, loss_sum, num_items, recipe.max_grad_norm)
+            if result.stepped:
+                scheduler.step()
+            run.after_step(result, evaluate)
+        run.load_best_model()
+    """
+
+    def __init__(
+        self,
+        recipe: TrainingRecipe,
+        accelerator: Accelerator,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: LRScheduler,
+        plan: Plan,
+        processor: Any,
+        best: tuple[str, bool],
+    ) -> None:
+        """
+        Args:
+            model, optimizer: prepared. scheduler: not prepared.
+            processor: the tokenizer, saved beside the model.
+            best: (metric that picks the best model, whether larger is better).
+        """
+        self.recipe, self.accelerator, self.plan = recipe, accelerator, plan
+        self.model, self.optimizer, self.scheduler, self.processor = model, optimizer, scheduler, processor
+        self.best_metric, self.greater_is_better = best
+        self.output_dir = Path(recipe.output_dir)
+        self.step = 0
+        """Completed optimizer steps."""
+        self.history: list[dict[str, Any]] = []
+        self.best_value: float | None = None
+        self.saved_step: int | None = None
+        self.evaluations_without_gain = 0
+        self.stop_reason: str | None = None
+        self._attempts = 0
+        self._tokens = 0
+        self._examples = 0
+        self._training_seconds = 0.0
+        self._started = 0.0
+        self._log: Any = None
+        self._bar: Any = None
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes and prints."""
+        return bool(self.accelerator.is_main_process)
+
+    @property
+    def recipe_values(self) -> dict[str, Any]:
+        """The recipe by field name with what was resolved filled in, as YAML has it: it repeats the run on any number
+        of processes."""
+        resolved = replace(
+            self.recipe,
+            effective_batch_size=self.plan.batch.effective_batch_size,
+            per_device_train_batch_size=self.plan.batch.per_device_train_batch_size,
+            # Follows from the two above on whatever number of processes repeats the run.
+            gradient_accumulation_steps=None,
+        )
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(resolved).items()}
+
+    def __enter__(self) -> "Run":
+        from tqdm.auto import tqdm
+
+        if self.is_main:
+            claim_output_dir(self.output_dir)
+            save_recipe(self.recipe_values, self.output_dir / "recipe.yaml")
+            self._log = open(self.output_dir / "metrics.jsonl", "w", encoding="utf-8", buffering=1)
+        self.accelerator.wait_for_everyone()
+        if self.recipe.report_to:
+            self.accelerator.init_trackers(self.recipe.run_name, config=_flat(self.recipe))
+        self._bar = tqdm(total=self.plan.total_steps, unit="step", disable=not self.is_main, dynamic_ncols=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.close()
+        if self._log is not None:
+            self._log.close()
+        if self.recipe.report_to:
+            self.accelerator.end_training()
+
+    def windows(self, dataset: WindowDataset) -> Iterator[Window]:
+        """This process's windows on the device, one for each optimizer step, until the run ends.
+
+        A window whose update fp16 skipped comes again: no example of an epoch is lost to an overflow.
+        """
+        loader = iter(dataset.loader(self.step, self.recipe.dataloader_num_workers))
+        started = time.perf_counter()
+        while self.step < self.plan.total_steps and self.stop_reason is None:
+            window = next(loader).to(self.accelerator.device)
+            step = self.step
+            while self.step == step:
+                attempts = self._attempts
+                self._started = started
+                yield window
+                if self._attempts == attempts:
+                    raise RuntimeError("call run.after_step(result) once for each window of run.windows(...)")
+                started = time.perf_counter()
+        self._bar.close()
+
+    def after_step(self, result: StepResult, evaluate: Evaluate | None = None) -> None:
+        """Logs the step, counts it if it was made, evaluates when due, keeps the best model, decides to stop.
+
+        Args:
+            result: what `train_step` returned.
+            evaluate: called on every process at each evaluation; None: the run has none.
+        """
+        self._attempts += 1
+        now = time.perf_counter()
+        seconds = now - self._started
+        self._training_seconds += seconds
+        number = self.step + 1
+        if result.stepped:
+            self.step = number
+            self._tokens += result.tokens
+            self._examples += result.examples
+            self._bar.update(1)
+        self._bar.set_postfix(loss=f"{result.loss:.4f}", lr=f"{result.learning_rate:.2e}", refresh=False)
+        is_last = self.step == self.plan.total_steps
+        if number % self.recipe.logging_steps == 0 or number == 1 or is_last or not result.stepped:
+            epoch = round(number / self.plan.steps_per_epoch, 6)
+            self.log({"step": number, "epoch": epoch, **asdict(result), "seconds": round(seconds, 6)})
+        if not result.stepped or evaluate is None:
+            return
+        every = self.recipe.eval_steps or self.plan.steps_per_epoch
+        if self.step % every == 0 or is_last:
+            self._evaluate(evaluate)
+
+    def _evaluate(self, evaluate: Evaluate) -> None:
+        started = time.perf_counter()
+        payload = [evaluate()]
+        broadcast_object_list(payload)
+        metrics = payload[0]
+        seconds = round(time.perf_counter() - started, 6)
+        row = {f"eval_{name}": value for name, value in metrics.items()}
+        epoch = round(self.step / self.plan.steps_per_epoch, 6)
+        self.log({"step": self.step, "epoch": epoch, **row, "eval_seconds": seconds})
+        # A metric that these predictions leave undefined (a correlation of constants) is no gain.
+        value = metrics.get(self.best_metric)
+        better = value is not None and (
+            self.best_value is None or (value > self.best_value if self.greater_is_better else value < self.best_value)
+        )
+        if better:
+            self.best_value, self.evaluations_without_gain = value, 0
+            if self.recipe.load_best_model_at_end:
+                self.save_model()
+        else:
+            self.evaluations_without_gain += 1
+        patience = self.recipe.early_stopping_patience
+        if patience is not None and self.evaluations_without_gain >= patience:
+            self.stop_reason = f"no better eval_{self.best_metric} in {patience} evaluation(s)"
+        shown = "undefined" if value is None else f"{value:.4f}{' (best)' if better else ''}"
+        stopping = f"; stopping: {self.stop_reason}" if self.stop_reason else ""
+        self.print(
+            f"step {self.step} (epoch {epoch:.2f}): eval_loss {metrics.get('loss', math.nan):.4f}, "
+            f"eval_{self.best_metric} {shown}{stopping}"
+        )
+
+    def log(self, row: dict[str, Any]) -> None:
+        """Adds a row to metrics.jsonl, the history and the trackers, at the row's "step"."""
+        if self.is_main:
+            self.history.append(row)
+            self._log.write(json.dumps({name: _json_number(value) for name, value in row.items()}) + "\n")
+        if self.recipe.report_to:
+            numbers = {name: value for name, value in row.items() if isinstance(value, (int, float))}
+            self.accelerator.log(numbers, step=row["step"])
+
+    def print(self, text: str) -> None:
+        """Prints on the main process, beside the progress bar."""
+        if self.is_main:
+            self._bar.write(text)
+
+    def load_best_model(self) -> None:
+        """Leaves the best evaluated model in `model` and in the output folder; without evaluations, the last."""
+        bare = self.accelerator.unwrap_model(self.model)
+        if self.saved_step is None or not self.recipe.load_best_model_at_end:
+            self.save_model()
+        elif self.saved_step != self.step:
+            if self.is_main:
+                with _without_progress_bar():
+                    best = type(bare).from_pretrained(self.output_dir, dtype=torch.float32)
+                bare.load_state_dict(best.state_dict())
+            # The other processes may be on machines that do not see this folder.
+            broadcast(list(bare.state_dict().values()))
+
+    def save_model(self) -> None:
+        """Writes the model and its processor into the output folder: each file replaces its forerunner whole."""
+        if self.is_main:
+            beside = self.output_dir / ".saving"
+            shutil.rmtree(beside, ignore_errors=True)
+            with _without_progress_bar():
+                self.accelerator.unwrap_model(self.model).save_pretrained(beside)
+            self.processor.save_pretrained(beside)
+            for file in beside.iterdir():
+                os.replace(file, self.output_dir / file.name)
+            beside.rmdir()
+        self.saved_step = self.step
+        self.accelerator.wait_for_everyone()
+
+    def finish(self, metrics: dict[str, Any]) -> RunResult:
+        """Writes all_results.json: `metrics`, and what the training took."""
+        seconds = max(self._training_seconds, 1e-9)
+        results = {
+            **metrics,
+            "steps": self.step,
+            "epoch": round(self.step / self.plan.steps_per_epoch, 6),
+            "saved_step": self.saved_step,
+            "stop_reason": self.stop_reason,
+            "train_seconds": round(seconds, 3),
+            "train_examples_per_second": round(self._examples / seconds, 3),
+            "train_tokens_per_second": round(self._tokens / seconds, 3),
+        }
+        if self.is_main:
+            text = json.dumps({name: _json_number(value) for name, value in results.items()}, indent=2)
+            (self.output_dir / "all_results.json").write_text(text + "\n", encoding="utf-8")
+        return RunResult(str(self.output_dir), self.step, results, self.history)
+
+
+@contextlib.contextmanager
+def _without_progress_bar() -> Iterator[None]:
+    """transformers shows a bar for each save, which would break ours."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def claim_output_dir(path: Path) -> None:
+    """Makes the folder; one that holds an earlier run is first renamed to the next free NAME-1, NAME-2, …"""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"--output_dir {path}: a file; name a folder")
+    try:
+        if (path / "recipe.yaml").exists():
+            number = 1
+            while (aside := path.with_name(f"{path.name}-{number}")).exists():
+                number += 1
+            path.rename(aside)
+            print(f"the earlier run in {path} is now in {aside}")
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output_dir {path}: not writable ({error.strerror}); name another folder") from error
+
+
+def save_recipe(values: dict[str, Any], path: Path) -> None:
+    """A recipe's values as YAML, for `--config`."""
+    import yaml
+
+    path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def _flat(recipe: TrainingRecipe) -> dict[str, Any]:
+    """Fields as trackers take them: numbers, booleans and strings."""
+    return {
+        name: value if isinstance(value, (bool, int, float, str)) else str(value)
+        for name, value in asdict(recipe).items()
+    }
+
+
+def _json_number(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they are written as strings, so that the log hides nothing."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,215 @@
+"""Text classification: one label, several labels, or a number for each text, or pair of texts.
+
+    accelerate launch recipes/text_cls.py
+    accelerate launch recipes/text_cls.py --train_file notes.csv --text_column note --label_column department
+
+With no arguments it fine-tunes MiniLM on synthetic clinical notes of eight departments.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from accelerate.utils import broadcast_object_list, set_seed
+
+from accumft.classification import Scores, best_metric, report, score
+from accumft.cli import main
+from accumft.data.splits import ClassificationData, load_classification_data, read_splits
+from accumft.data.text import TextCollator, tokenize
+from accumft.data.windows import Batch, WindowDataset
+from accumft.errors import UserError
+from accumft.evaluation import inputs_of, predict
+from accumft.launch import make_accelerator, num_processes
+from accumft.losses import ClassificationLoss, build_loss
+from accumft.models import build_small_bert, load_sequence_classifier, position_limit, train_vocabulary
+from accumft.optim import build_optimizer
+from accumft.plan import Plan, resolve_batch_sizes
+from accumft.recipe import TableRecipe, checked
+from accumft.report.overview import describe_data, describe_run
+from accumft.run import Run, RunResult
+from accumft.schedule import build_schedule, build_scheduler
+from accumft.step import train_step
+from accumft.synthetic import load_synthetic
+
+
+@dataclass(kw_only=True, slots=True)
+class TextClsRecipe(TableRecipe):
+    """Fine-tune a transformer that classifies texts. Without data of your own: synthetic clinical notes."""
+
+    model_name_or_path: str = "sentence-transformers/all-MiniLM-L6-v2"
+    """Model folder or hub id. The default comes with the extra `demo`, without a network."""
+    from_scratch: bool = False
+    """Train a new small BERT with a vocabulary from the training texts, instead of model_name_or_path."""
+    trust_remote_code: bool = False
+    """Run code that a model on the hub brings along."""
+    dropout: float | None = None
+    """Every dropout probability of the model, 0 to 1. Unset: as the model has them."""
+    max_length: int = 512
+    """Tokens of a text, special tokens included; longer ones are truncated. Never beyond the model's positions."""
+    pad_to_multiple_of: int | None = None
+    """Pad micro-batches to a multiple of this many tokens."""
+
+    text_column: tuple[str, ...] = ("text",)
+    """Column of the text; two for pairs of texts."""
+    label_column: tuple[str, ...] = ("label",)
+    """Column of the label; several for columns of 0 and 1, one a label."""
+    label_delimiter: str | None = None
+    """What separates the labels in a cell, such as "|", where a text may have several."""
+    problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] | None = None
+    """Unset: seen from the labels. Texts and whole numbers are classes, lists and 0/1 columns several labels, decimal
+    numbers regression."""
+    threshold: float = 0.5
+    """Probability, 0 to 1, from which a label of several is predicted."""
+
+    loss: Literal["cross_entropy", "focal"] = "cross_entropy"
+    """Loss of a classification; a regression has squared error."""
+    focal_gamma: float = 2.0
+    """Exponent of the focal loss."""
+    class_weights: tuple[str, ...] = ()
+    """"balanced", or a weight for each class in the order of their names."""
+    pos_weight: tuple[str, ...] = ()
+    """"balanced", or a weight for the positives of each label, where a text may have several."""
+    label_smoothing: float = 0.0
+    """Share of the target, 0 to 1, spread over all classes."""
+
+    synthetic_language: Literal["en", "zh"] = "en"
+    """Language of the synthetic notes."""
+    synthetic_size: int = 800
+    """Synthetic notes to train on; a quarter as many for validation, and for test."""
+
+    num_train_epochs: float = 3.0
+    """Passes over the training data; a fraction ends mid-epoch. Not used when max_steps is positive."""
+    learning_rate: float = 2e-4
+    """Peak learning rate. The default suits MiniLM and the small BERT; larger models want 1e-5 to 5e-5."""
+    warmup_ratio: float | None = 0.1
+    """Share of all optimizer steps, 0 to 1, that warms up, rounded up. None where warmup_steps is set."""
+    output_dir: str = "outputs/text_cls"
+    """Folder for the model, the log and the report. An earlier run found there is moved aside, never overwritten."""
+
+
+def load_data(recipe: TextClsRecipe) -> tuple[ClassificationData, str]:
+    """The texts with their labels, and what they are in a line."""
+    if recipe.train_file is None and recipe.dataset_name is None:
+        if recipe.validation_file or recipe.test_file:
+            raise UserError("--validation_file and --test_file need --train_file or --dataset_name")
+        held_out = max(8, recipe.synthetic_size // 4)
+        splits = load_synthetic(
+            num_train=recipe.synthetic_size,
+            num_validation=held_out,
+            num_test=held_out,
+            language=recipe.synthetic_language,
+        )
+        source = f"synthetic clinical notes ({recipe.synthetic_language}) of accumft"
+    else:
+        splits = read_splits(recipe)
+        source = recipe.train_file or recipe.dataset_name or ""
+    return load_classification_data(splits, recipe), source
+
+
+def build_model(recipe: TextClsRecipe, data: ClassificationData) -> tuple[Any, Any]:
+    """(model, tokenizer), the same on every process."""
+    set_seed(recipe.seed)
+    id2label, problem_type = data.labels.id2label, data.labels.problem_type
+    if not recipe.from_scratch:
+        return load_sequence_classifier(
+            recipe.model_name_or_path,
+            id2label=id2label,
+            problem_type=problem_type,
+            dropout=recipe.dropout,
+            trust_remote_code=recipe.trust_remote_code,
+        )
+    texts = [text for name in ("text", "text_pair") if name in data.train.column_names for text in data.train[name]]
+    vocabulary = [train_vocabulary(texts)]
+    broadcast_object_list(vocabulary)
+    return build_small_bert(vocabulary[0], id2label=id2label, problem_type=problem_type, dropout=recipe.dropout)
+
+
+def loss_sum(criterion: ClassificationLoss, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """Sum of the losses of a micro-batch."""
+    return criterion(model(**inputs_of(batch)).logits, batch["labels"])
+
+
+def num_items(criterion: ClassificationLoss, batch: Batch) -> torch.Tensor | float:
+    """What that sum is to be divided by."""
+    return criterion.num_items(batch["labels"])
+
+
+def run(recipe: TextClsRecipe) -> RunResult:
+    """Trains, evaluates, and leaves the model and its report in `recipe.output_dir`."""
+    recipe = checked(recipe)
+    batch = resolve_batch_sizes(
+        recipe.effective_batch_size,
+        recipe.per_device_train_batch_size,
+        recipe.gradient_accumulation_steps,
+        num_processes(),
+    )
+    accelerator = make_accelerator(
+        gradient_accumulation_steps=batch.gradient_accumulation_steps,
+        mixed_precision=recipe.mixed_precision,
+        report_to=recipe.report_to,
+        output_dir=recipe.output_dir,
+        find_unused_parameters=recipe.ddp_find_unused_parameters,
+    )
+    data, source = load_data(recipe)
+    plan = Plan.of(len(data.train), batch, recipe.seed, recipe.num_train_epochs, recipe.max_steps)
+    schedule = build_schedule(recipe, plan.total_steps)
+    train_labels = np.asarray(data.train["labels"])
+    criterion = build_loss(
+        data.labels.problem_type,
+        data.labels.names,
+        train_labels,
+        loss=recipe.loss,
+        class_weights=recipe.class_weights,
+        pos_weight=recipe.pos_weight,
+        label_smoothing=recipe.label_smoothing,
+        focal_gamma=recipe.focal_gamma,
+    ).to(accelerator.device)
+    best = best_metric(recipe.metric_for_best_model, recipe.greater_is_better, data, source)
+
+    model, tokenizer = build_model(recipe, data)
+    max_length = min(recipe.max_length, position_limit(model, tokenizer) or recipe.max_length)
+    tokenized = {name: tokenize(split, tokenizer, max_length) for name, split in data.splits.items()}
+    collate = TextCollator(tokenizer, recipe.pad_to_multiple_of)
+    optimizer = build_optimizer(model, recipe)
+    scheduler = build_scheduler(optimizer, schedule)
+    accelerator.print(describe_data(data, tokenized, max_length))
+    accelerator.print(describe_run(recipe, plan, schedule, accelerator, model))
+    model, optimizer = accelerator.prepare(model, optimizer)
+
+    def scores(split: str) -> Scores | None:
+        """The scores of a split on the main process; None elsewhere."""
+        logits = predict(accelerator, model, tokenized[split], collate, recipe.per_device_eval_batch_size)
+        references = np.asarray(data.splits[split]["labels"])
+        if not accelerator.is_main_process:
+            return None
+        return score(logits, references, criterion, data.labels.names, recipe.threshold)
+
+    def evaluate() -> dict[str, float]:
+        found = scores("validation")
+        return found.scalars if found else {}
+
+    with Run(recipe, accelerator, model, optimizer, scheduler, plan, tokenizer, best) as running:
+        windows = WindowDataset(tokenized["train"], plan, collate, accelerator.process_index)
+        for window in running.windows(windows):
+            result = train_step(
+                accelerator,
+                model,
+                optimizer,
+                window,
+                partial(loss_sum, criterion),
+                partial(num_items, criterion),
+                recipe.max_grad_norm,
+            )
+            if result.stepped:
+                scheduler.step()
+            running.after_step(result, evaluate if "validation" in tokenized else None)
+        running.load_best_model()
+        found = {name: scores(name) for name in tokenized if name != "train"}
+        base = None if recipe.from_scratch else recipe.model_name_or_path
+        return report(running, data, {name: value for name, value in found.items() if value}, source, base)
+
+
+if __name__ == "__main__":
+    main(run, TextClsRecipe)
