@@ -28,9 +28,9 @@ def parse(recipe_class: type[RecipeT], args: Sequence[str] | None = None) -> Rec
 
     rest = list(sys.argv[1:] if args is None else args)
     config = _pop_config(rest)
-    default = None if config is None else load_recipe(recipe_class, config)
-    recipe: RecipeT = tyro.cli(recipe_class, args=rest, default=default, use_underscores=True)
-    return recipe
+    if config is None:
+        return tyro.cli(recipe_class, args=rest, use_underscores=True)
+    return tyro.cli(recipe_class, args=rest, default=load_recipe(recipe_class, config), use_underscores=True)
 
 
 def _pop_config(args: list[str]) -> str | None:

@@ -1,7 +1,8 @@
 """Models and tokenizers: from a folder, an installed package, the hub, or made from scratch."""
 
 import importlib.util
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -138,33 +139,34 @@ def build_small_bert(
 
 
 def train_vocabulary(texts: Iterable[str], size: int = SCRATCH_VOCABULARY) -> dict[str, int]:
-    """A WordPiece vocabulary of at most `size` pieces from `texts`: token → id.
+    """A WordPiece vocabulary of at most `size` pieces from `texts`: token → id, a pure function of the texts.
 
-    Word pieces for languages with spaces; Chinese is cut into characters, as BERT's tokenizer always does.
+    The characters that occur, then the words that occur twice or more, each by frequency; other words are spelled in
+    characters, and so is Chinese, as BERT's tokenizer always does. (The trainers of `tokenizers` 0.23 break ties by the
+    order of a randomly seeded hash map: two runs over the same texts get two vocabularies.)
     """
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import normalizers, pre_tokenizers
 
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=size, min_frequency=2, special_tokens=special, show_progress=False, limit_alphabet=size // 2
-    )
-    tokenizer.train_from_iterator(_chunks(texts), trainer)
-    # By id, so that the saved vocabulary file lists the tokens in their order.
-    return dict(sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]))
-
-
-def _chunks(texts: Iterable[str], size: int = 1000) -> Iterator[list[str]]:
-    chunk: list[str] = []
+    normalize = normalizers.BertNormalizer(lowercase=True).normalize_str
+    split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
+    words: Counter[str] = Counter()
     for text in texts:
-        chunk.append(text)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
+        words.update(word for word, _ in split(normalize(text)))
+    characters: Counter[str] = Counter()
+    for word, count in words.items():
+        characters[word[0]] += count
+        for character in word[1:]:
+            characters["##" + character] += count
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    pieces += _most_frequent(characters, size // 2)
+    frequent = Counter({word: count for word, count in words.items() if count > 1 and len(word) > 1})
+    pieces += _most_frequent(frequent, size - len(pieces))
+    return {piece: index for index, piece in enumerate(pieces)}
+
+
+def _most_frequent(counts: Counter[str], number: int) -> list[str]:
+    """The `number` most frequent; of equally frequent ones the first by code point."""
+    return sorted(counts, key=lambda piece: (-counts[piece], piece))[:number]
 
 
 def position_limit(model: nn.Module, tokenizer: Any) -> int | None:

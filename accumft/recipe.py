@@ -193,7 +193,7 @@ def _expectation(value: Any, hint: Any) -> str:
     parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     choices = [choice for part in parts if get_origin(part) is Literal for choice in get_args(part)]
     if choices:
-        nearest = difflib.get_close_matches(str(value), choices, n=1)
+        nearest = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.4)
         hint_text = f"; did you mean {nearest[0]!r}?" if nearest else ""
         return f"must be one of {', '.join(choices)}{hint_text}"
     names = ["None" if part is NoneType else getattr(part, "__name__", str(part)) for part in parts]

@@ -88,10 +88,10 @@ def test_whatever_is_written_is_read(tmp_path, delimiter, encoding):
 
 
 def test_a_cell_of_a_million_characters_and_the_limit_of_the_csv_module_stays(tmp_path):
-    before = csv.field_size_limit()
+    before = csv.field_size_limit(1_000)
     table = read_table(write(tmp_path / "a.csv", f"text,label\n{'x' * 10**6},a\n"))
     assert len(table["text"][0]) == 10**6
-    assert csv.field_size_limit() == before
+    assert csv.field_size_limit(before) == 1_000
 
 
 def test_more_rows_than_one_chunk_stay_in_order(tmp_path):
@@ -114,6 +114,11 @@ def test_names_are_stripped_and_unnamed_columns_get_a_name(tmp_path):  # pandas'
         "text",
         "label",
     ]
+
+
+def test_blank_lines_are_no_rows_but_blank_cells_are(tmp_path):
+    assert read_table(write(tmp_path / "a.txt", 'text\na\n  \n\n""\nb\n'))["text"][:] == ["a", "  ", "", "b"]
+    assert read_table(write(tmp_path / "b.csv", "text,label\na,x\n  \n,\nb,y\n"))["text"][:] == ["a", "", "b"]
 
 
 # Dialects
@@ -280,6 +285,11 @@ def test_a_word_that_is_utf_8_by_chance_is_read_as_stated(tmp_path):
 )
 def test_likely_encodings_begin_with_the_right_one(text, encoding):
     assert likely_encodings(f"label,text\n1,{text}\n".encode(encoding))[0] == encoding
+
+
+def test_unlikely_encodings_are_not_named():
+    for text, encoding in ((CHINESE, "gb18030"), ("Le patient a été hospitalisé, fièvre élevée.", "cp1252")):
+        assert likely_encodings(text.encode(encoding)) == [encoding]
 
 
 def test_bytes_of_no_known_encoding_are_read_as_latin_1():

@@ -325,6 +325,11 @@ def test_hold_out_leaves_every_class_in_training():
         assert 10 <= held_out.sum() <= 30
 
 
+def test_hold_out_of_nearly_all_leaves_one_text_of_each_class():
+    held_out = hold_out(list("abcdef"), np.array([0, 0, 0, 1, 1, 1]), 0.95, seed=0)
+    assert (held_out[:3].sum(), held_out[3:].sum()) == (2, 2)
+
+
 def test_hold_out_gives_back_a_class_that_stands_only_in_the_texts_of_another():
     # Class 1 has one row, whose text stands for class 0.
     for seed in range(10):
@@ -348,10 +353,10 @@ def test_validation_is_a_tenth_by_default_stratified_and_by_seed():
 
 
 def test_validation_split_of_rows_with_the_same_text():
-    rows = {"text": [f"t{i % 50}" for i in range(100)], "label": [f"c{i % 2}" for i in range(100)]}
+    rows = {"text": [f"t{i % 50}" + " " * (i // 50) for i in range(100)], "label": [f"c{i % 2}" for i in range(100)]}
     data = load_rows(rows, validation_split=0.3)
     assert len(data.validation) == 28  # 15 rows of each class, in pairs
-    assert not set(data.train["text"][:]) & set(data.validation["text"][:])
+    assert not {text.strip() for text in data.train["text"]} & {text.strip() for text in data.validation["text"]}
 
 
 def test_validation_split_of_other_problems_is_a_plain_draw():

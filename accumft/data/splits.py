@@ -75,8 +75,7 @@ def read_splits(recipe: TableRecipe) -> dict[str, datasets.Dataset]:
         if is_saved_dataset(os.path.expanduser(path)):
             found = read_folder(path)
             if split == "train":
-                found = _by_split(found, path)
-                splits |= {name: table for name, table in found.items() if name == "train" or name not in given}
+                splits |= _by_split(found, path)  # the files for validation and test, which come next, win
             else:
                 splits[split] = next(iter(found.values())) if len(found) == 1 else _by_split(found, path, split)[split]
         else:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from accumft.errors import UserError
+from accumft.synthetic.chinese import CHINESE
 from accumft.synthetic.english import ENGLISH
 from accumft.synthetic.lexicon import Language
 from accumft.synthetic.notes import write_note
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEPARTMENTS", "generate_notes", "load_synthetic"]
 
-_LANGUAGES: dict[str, Language] = {"en": ENGLISH}
+_LANGUAGES: dict[str, Language] = {"en": ENGLISH, "zh": CHINESE}
 
 DEPARTMENTS: dict[str, tuple[str, ...]] = {
     name: tuple(department.label for department in language.departments) for name, language in _LANGUAGES.items()

@@ -279,34 +279,30 @@ _DEPARTMENTS = (
 _STATEMENTS = {
     "symptom.active": phrases("""
         Presents with {x} for {duration}.; Here today because of {x} over {duration}.; C/o {x} x {duration}.;
-        Complains of {x}, getting worse.; Reports {x} since {duration_ago}.; Came in today with {x}.;
-        Main concern today is {x}.; {duration} of {x}, seeking help today.; Now has {x}, started {duration_ago}.;
-        Seen today for {x}.; Attends with new {x}."""),
+        Came in today with {x}.; Main concern today is {x}.; Now has {x}, started {duration_ago}.; Seen today for {x}.;
+        Attends with new {x}."""),
     "symptom.denied": phrases("""
-        Denies {x}.; No {x}.; Has not had {x}.; There is no {x}.; Specifically denied {x}.; Neg for {x}.;
-        Never any {x}.; Without {x}."""),
+        Denies {x}.; No {x}.; There is no {x}.; Neg for {x}.; Without {x}.; Never any {x}."""),
     "symptom.past": phrases("""
-        Had {x} in {year}, fully resolved.; {x} years ago, gone since.; Once had {x} as a student, none since.;
-        Previous episode of {x} in {year}, settled completely.; Old hx of {x}, not for years."""),
+        Had {x} in {year}, fully resolved.; Once had {x} in {year}, none since.; Previous episode of {x} in {year},
+        settled completely.; Old hx of {x}, not for years."""),
     "symptom.family": phrases("""
         The {relative} has {x}.; {relative} is being seen elsewhere for {x}.; At home the {relative} had {x}."""),
     "sign.active": phrases("""
-        On examination {x}.; O/E: {x}.; Examination today shows {x}.; There is {x}.; Found to have {x}.; Exam notable
-        for {x}.; We now see {x}."""),
+        On examination {x}.; O/E: {x}.; Examination today shows {x}.; Found today: {x}.; We now see {x}."""),
     "sign.denied": phrases("""
-        No {x}.; There was no {x}.; {x} not present.; Absence of {x}.; No evidence of {x}.; Exam without {x}."""),
+        No {x}.; There was no {x}.; Absence of {x}.; No evidence of {x}.; Exam without {x}."""),
     "sign.past": phrases("""
         {x} noted in {year}, gone today.; Old letter of {year} mentions {x}, no longer present."""),
     "result.active": phrases("""
-        {x} today.; Results back: {x}.; Work-up shows {x}.; Today's {x}.; Tests now: {x}.; Significant for {x}."""),
+        {x} today.; Results back: {x}.; Work-up shows {x}.; Tests now: {x}."""),
     "result.denied": phrases("""
         {x}.; Unremarkable: {x}.; Checked and fine: {x}.; Reassuring {x}.; Normal tests: {x}."""),
     "disease.active": phrases("""
-        Impression: {x}.; Picture fits {x}.; This is {x}.; Working diagnosis {x}.; Most consistent with {x}.;
-        Diagnosed today with {x}.; Assessment: {x}.; We are treating this as {x}.; Dx {x}.; Now admitted with {x}."""),
+        Impression: {x}.; Working diagnosis {x}.; Most consistent with {x}.; Diagnosed today with {x}.; Assessment: {x}.;
+        We are treating this as {x}.; Dx {x}.; Now admitted with {x}."""),
     "disease.denied": phrases("""
-        {x} excluded.; {x} ruled out.; No evidence of {x}.; Not {x}.; We considered {x} but this does not fit.;
-        Unlikely to be {x}.; Work-up negative for {x}.; {x} was suspected at first, then discarded."""),
+        {x} excluded.; {x} ruled out.; No evidence of {x}.; Not {x}.; Unlikely to be {x}.; Work-up negative for {x}."""),
     "disease.past": phrases("""
         Past history of {x} ({year}), not a concern now.; Had {x} in {year}.; Prior {x} in {year}, no trouble since.;
         Remote {x}, inactive.; Known {x} since {year}, stable, followed elsewhere.; Old {x}, quiet for years.;
@@ -442,6 +438,7 @@ ENGLISH = Language(
         "low": phrases("{x} (L); reduced {x}; {x}, low; {x} - below range; abnormal {x}"),
         "normal": phrases("normal {x}; {x} (normal); {x} WNL; {x}, within range; {x} - ok; unremarkable {x}"),
     },
+    extra_share=0.8,
     list_and=(" and ", ", ", " plus "),
     list_or=(" or ", ", "),
     list_comma=", ",

@@ -80,6 +80,9 @@ class Language:
     numbers: Mapping[str, tuple[int, int]]
     flags: Mapping[str, Phrases]
     """How a result is marked: "high", "low" and "normal"."""
+    extra_share: float
+    """Share of the notes, 0 to 1, in which the active department has one finding more than it would by chance: what
+    makes the label easier to learn, and also what counting words can learn."""
     list_and: Phrases
     """How the last item of a list is joined where all hold."""
     list_or: Phrases

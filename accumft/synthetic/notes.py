@@ -71,20 +71,19 @@ class _Form(NamedTuple):
 
 # From the one-liner to the discharge letter, with cumulative shares.
 _FORMS = (
-    _Form(main=(1, 2), minor=(0, 1), neutral=(0, 0), headed=False),
+    _Form(main=(1, 1), minor=(0, 1), neutral=(0, 0), headed=False),
     _Form(main=(1, 2), minor=(0, 1), neutral=(0, 1), headed=False),
     _Form(main=(2, 3), minor=(1, 2), neutral=(0, 2), headed=False),
     _Form(main=(2, 4), minor=(1, 2), neutral=(2, 5), headed=True),
-    _Form(main=(4, 6), minor=(2, 4), neutral=(15, 28), headed=True),
+    _Form(main=(4, 6), minor=(2, 4), neutral=(16, 34), headed=True),
 )
-_FORM_EDGES = (0.32, 0.62, 0.80, 0.96)
+_FORM_EDGES = (0.42, 0.70, 0.84, 0.955)
 
 _AGES = (18, 93)
 _THIS_YEAR = 2024  # "year" placeholders lie before it, within the patient's life
-_EXTRA_SHARE = 0.5
 _TYPO_SHARE = 0.2
 _LOWERCASE_SHARE = 0.1
-_TERSE_SHARE = 0.5
+_TERSE_SHARE = 0.35
 
 
 def write_note(language: Language, key: str) -> tuple[str, str]:
@@ -139,7 +138,9 @@ class _Writer:
         others = [department for department in others if department is not active][:2]
 
         findings: dict[str, list[str]] = {}
-        self.add_findings(findings, active, self.between(form.main) + int(self.random() < _EXTRA_SHARE), is_active=True)
+        self.add_findings(
+            findings, active, self.between(form.main) + int(self.random() < self.language.extra_share), is_active=True
+        )
         for department, count in zip(others, (form.main, form.minor), strict=True):
             self.add_findings(findings, department, self.between(count), is_active=False)
         sections = self.sections(findings, form)
