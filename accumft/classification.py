@@ -61,10 +61,15 @@ def score(
 def best_metric(
     name: str | None, greater_is_better: bool | None, data: ClassificationData, source: str
 ) -> tuple[str, bool]:
-    """(metric that picks the best model, whether larger is better), once it is sure that the data defines it."""
+    """(metric that picks the best model, whether larger is better), once it is sure that the data defines it.
+
+    Args:
+        name, greater_is_better: the recipe's fields; None: the task's own metric, which any data defines.
+        source: what the data is, for the message.
+    """
     problem_type = data.labels.problem_type
     metric, greater = resolve_metric(name, problem_type)
-    if data.validation is not None and metric != "loss":
+    if data.validation is not None and name is not None and metric != "loss":
         references = np.asarray(data.validation["labels"])
         # Any predictions will do: what they leave undefined here is so by the labels alone.
         shape = (len(references), len(data.labels.names)) if problem_type != "regression" else references.shape

@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from accumft.errors import UserError
+from accumft.errors import EmptyWindowError, NonFiniteLossError, UserError
 from accumft.recipe import TrainingRecipe
 
 RecipeT = TypeVar("RecipeT", bound=TrainingRecipe)
@@ -102,10 +102,13 @@ def _first_bad(recipe_class: type[RecipeT], values: dict[str, Any]) -> str:
 
 
 def main(run: Callable[[RecipeT], Any], recipe_class: type[RecipeT], args: Sequence[str] | None = None) -> None:
-    """Parses the command line and runs; a `UserError` ends in one line on standard error and exit code 2."""
+    """Parses the command line and runs.
+
+    A `UserError` ends in one line on standard error and exit code 2, a loss that is not finite in one line and 1.
+    """
     try:
         run(parse(recipe_class, args))
-    except UserError as error:
+    except (UserError, NonFiniteLossError, EmptyWindowError) as error:
         rank = int(os.environ.get("RANK", "0"))
         if rank > 0:
             # Every process finds the same mistake, and the first one says it; its launcher then ends the others. Only
@@ -114,4 +117,4 @@ def main(run: Callable[[RecipeT], Any], recipe_class: type[RecipeT], args: Seque
             print(f"error (process {rank}): {error}", file=sys.stderr, flush=True)
         else:
             print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(2)
+        sys.exit(2 if isinstance(error, UserError) else 1)

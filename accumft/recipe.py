@@ -124,7 +124,7 @@ class TableRecipe(TrainingRecipe):
 
 RecipeT = TypeVar("RecipeT", bound=TrainingRecipe)
 
-# Fields that must be at least this; None passes.
+# Fields of any recipe that must be at least this; None passes.
 MINIMUM = {
     "per_device_eval_batch_size": 1,
     "dataloader_num_workers": 0,
@@ -138,9 +138,23 @@ MINIMUM = {
     "seed": 0,
     "max_train_samples": 1,
     "max_eval_samples": 1,
+    "max_length": 4,
+    "pad_to_multiple_of": 1,
+    "synthetic_size": 16,
 }
 POSITIVE = ("learning_rate", "max_grad_norm", "lr_power")
-SHARES = ("warmup_ratio", "min_lr_ratio", "lr_decay_ratio", "adam_beta1", "adam_beta2")
+SHARES = (
+    "warmup_ratio",
+    "min_lr_ratio",
+    "lr_decay_ratio",
+    "adam_beta1",
+    "adam_beta2",
+    "validation_split",
+    "dropout",
+    "threshold",
+    "label_smoothing",
+)
+MAXIMUM_SEED = 2**32 - 1  # NumPy's
 
 
 def checked(recipe: RecipeT) -> RecipeT:
@@ -157,6 +171,9 @@ def checked(recipe: RecipeT) -> RecipeT:
             value = (value,) if isinstance(value, (str, int, float)) else tuple(value or ())
         if hint == tuple[str, ...]:
             value = tuple(map(str, value))
+        if name == "report_to":
+            # As Hugging Face's Trainer spells it.
+            value = tuple(tracker for tracker in value if tracker != "none")
         if not _fits(value, hint):
             raise UserError(f"--{name} {value!r}: {_expectation(value, hint)}")
         changed[name] = value
@@ -170,9 +187,11 @@ def checked(recipe: RecipeT) -> RecipeT:
         if value is not None and not value > 0:
             raise UserError(f"--{name} {value}: must be positive")
     for name in SHARES:
-        value = getattr(recipe, name)
+        value = getattr(recipe, name, None)
         if value is not None and not 0 <= value <= 1:
             raise UserError(f"--{name} {value}: must be between 0 and 1")
+    if recipe.seed > MAXIMUM_SEED:
+        raise UserError(f"--seed {recipe.seed}: must be at most {MAXIMUM_SEED}")
     return recipe
 
 

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object, set_seed
 
-from accumft.data.windows import Batch, Window
+from accumft.data.windows import Batch, Window, count
 from accumft.errors import EmptyWindowError, NonFiniteLossError
 
 LossSum = Callable[[Any, Batch], torch.Tensor]
@@ -146,7 +146,7 @@ def _reduce_counts(accelerator: Accelerator, window: Window, num_items: NumItems
     if not window.placeholder:
         for batch in window.micro_batches:
             items = _precise(items) + num_items(batch)
-    counts = [window.examples, *window.count_tokens(), len(window.micro_batches)]
+    counts = [*(window.counts or count(window.micro_batches)), len(window.micro_batches)]
     local = torch.cat([_precise(items).reshape(1), _precise(torch.tensor(counts, device=accelerator.device))])
     totals: list[float] = accelerator.reduce(local, reduction="sum").tolist()
     return totals

@@ -12,7 +12,7 @@ from text_cls import TextClsRecipe
 
 from accumft.cli import load_recipe, main, parse
 from accumft.errors import UserError
-from accumft.recipe import MINIMUM, TableRecipe, TrainingRecipe, checked
+from accumft.recipe import MINIMUM, POSITIVE, SHARES, TableRecipe, TrainingRecipe, checked
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -36,8 +36,8 @@ def test_every_field_is_documented(recipe_class: type) -> None:
 
 
 def test_ranges_name_fields_that_exist() -> None:
-    known = {field.name for field in fields(TableRecipe)}
-    assert known >= set(MINIMUM)
+    known = {field.name for field in fields(TextClsRecipe)}
+    assert known >= {*MINIMUM, *SHARES, *POSITIVE}
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,9 @@ def test_ranges_name_fields_that_exist() -> None:
         ({"max_steps": 1.5}, "--max_steps 1.5: must be of type int"),
         ({"from_scratch": 1}, "--from_scratch 1: must be of type bool"),
         ({"seed": True}, "--seed True: must be of type int"),
+        ({"seed": 2**32}, "--seed 4294967296: must be at most 4294967295"),
+        ({"max_length": 0}, "--max_length 0: must be at least 4"),
+        ({"threshold": 1.5}, "--threshold 1.5: must be between 0 and 1"),
         ({"seed": -1}, "--seed -1: must be at least 0"),
         ({"eval_steps": 0}, "--eval_steps 0: must be at least 1"),
         ({"early_stopping_patience": 0}, "--early_stopping_patience 0"),
@@ -68,7 +71,7 @@ def test_values_out_of_type_or_range(change: dict, message: str) -> None:
 
 
 def test_notebook_spellings_are_taken() -> None:
-    recipe = TextClsRecipe(text_column="note", class_weights=[1, 2.5], report_to=None, learning_rate=1)
+    recipe = TextClsRecipe(text_column="note", class_weights=[1, 2.5], report_to="none", learning_rate=1)
     found = checked(recipe)
     assert (found.text_column, found.class_weights, found.report_to) == (("note",), ("1", "2.5"), ())
     assert recipe.text_column == "note", "the user's object is left alone"

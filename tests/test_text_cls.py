@@ -126,6 +126,12 @@ def test_the_cut_does_not_matter(finished: Path, tmp_path: Path, micro: int) -> 
     assert [row["tokens"] for row in rows] == [row["tokens"] for row in whole]
 
 
+def test_loader_workers_change_nothing(finished: Path, tmp_path: Path) -> None:
+    result = run(small_recipe(tmp_path / "run", per_device_train_batch_size=16, dataloader_num_workers=1))
+    losses = [row["loss"] for row in result.history if "loss" in row]
+    assert losses == [row["loss"] for row in rows_of(finished)]
+
+
 def test_two_processes_give_the_losses_of_one(finished: Path, tmp_path: Path) -> None:
     """The command of the README, with the configuration that it names."""
     recipe = yaml.safe_load((finished / "recipe.yaml").read_text())

@@ -1,5 +1,7 @@
 """Texts → token ids with lengths → padded batches."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,9 +35,25 @@ def tokenize(dataset: Any, tokenizer: Any, max_length: int, desc: str | None = N
             result["truncated"] = [len(row) >= max_length for row in ids]
         return result
 
-    return dataset.map(
-        encode, batched=True, remove_columns=texts, desc=desc, load_from_cache_file=False, keep_in_memory=True
-    )
+    with _progress_bars(shown=desc is not None):
+        return dataset.map(
+            encode, batched=True, remove_columns=texts, desc=desc, load_from_cache_file=False, keep_in_memory=True
+        )
+
+
+@contextmanager
+def _progress_bars(shown: bool) -> Iterator[None]:
+    """Whether `datasets` shows its bars."""
+    import datasets
+
+    were_shown = not datasets.are_progress_bars_disabled()
+    if not shown:
+        datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if were_shown:
+            datasets.enable_progress_bars()
 
 
 class TextCollator:

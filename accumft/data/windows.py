@@ -1,5 +1,6 @@
 """Windows: one process's share of an effective batch, collated, on its way to the device."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,23 +32,21 @@ class Window:
     placeholder: bool = False
     """Whether this process has no share of a short effective batch, and only takes part in what all must do."""
 
-    @property
-    def examples(self) -> int:
-        """Examples in the window."""
-        return 0 if self.placeholder else sum(len(next(iter(batch.values()))) for batch in self.micro_batches)
-
-    def count_tokens(self) -> tuple[int, int]:
-        """Real tokens, and tokens with padding; without an attention mask, examples for both."""
-        if self.placeholder:
-            return 0, 0
-        masks = [batch["attention_mask"] for batch in self.micro_batches if "attention_mask" in batch]
-        if not masks:
-            return self.examples, self.examples
-        return sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks)
+    counts: tuple[int, int, int] | None = None
+    """Examples, tokens, and tokens with padding; None: to be counted from the tensors."""
 
     def to(self, device: torch.device) -> "Window":
         """The same window with its tensors on `device`."""
         return replace(self, micro_batches=[send_to_device(batch, device) for batch in self.micro_batches])
+
+
+def count(micro_batches: Sequence[Batch]) -> tuple[int, int, int]:
+    """Examples, tokens, and tokens with padding; without attention masks, an example counts as a token."""
+    examples = sum(len(next(iter(batch.values()))) for batch in micro_batches)
+    masks = [batch["attention_mask"] for batch in micro_batches if "attention_mask" in batch]
+    if not masks:
+        return examples, examples, examples
+    return examples, sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks)
 
 
 class WindowDataset(Dataset[Window]):
@@ -85,10 +84,15 @@ class WindowDataset(Dataset[Window]):
             step=step,
             seed=self.plan.window_seed(step, self.process_index),
             placeholder=placeholder,
+            # Here, while the tensors are on the CPU: on a GPU each count would wait for the device.
+            counts=(0, 0, 0) if placeholder else count(batches),
         )
 
     def loader(self, start: int = 0, num_workers: int = 0) -> DataLoader[Window]:
         """The windows from step `start` on, in order. Not for `accelerator.prepare`: the plan has sharded them."""
+        if num_workers > 0:
+            # Its threads do not survive the fork into the workers, and it says so at length unless this is set.
+            os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         return DataLoader(
             self,
             sampler=range(start, len(self)),
