@@ -12,7 +12,7 @@ import numpy as np
 
 from accumft.errors import UserError
 
-DEFAULT_EFFECTIVE_BATCH_SIZE = 32
+DEFAULT_EFFECTIVE_BATCH_SIZE = 8
 DEFAULT_PER_DEVICE_BATCH_SIZE = 8
 
 
@@ -46,7 +46,7 @@ def resolve_batch_sizes(
 
     Without `effective_batch_size` it is the product of the others and the processes; with it, the accumulation steps
     follow, rounded up: the micro-batches then differ by at most one example. With none of the three, the effective
-    batch is 32 on any number of processes.
+    batch is 8 on any number of processes.
     """
     given = {
         "effective_batch_size": effective_batch_size,

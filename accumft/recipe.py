@@ -14,7 +14,7 @@ class TrainingRecipe:
 
     effective_batch_size: int | None = None
     """Examples per optimizer step, over all processes. Unset: per_device_train_batch_size x
-    gradient_accumulation_steps x processes; with none of the three set, 32."""
+    gradient_accumulation_steps x processes; with none of the three set, 8 on any number of processes."""
     per_device_train_batch_size: int | None = None
     """Examples in one micro-batch on one process, at most. Unset: 8, or what the other two batch fields lead to."""
     gradient_accumulation_steps: int | None = None

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from accumft.data.windows import Window, WindowDataset
 from accumft.errors import UserError
+from accumft.launch import reset_accelerate_state
 from accumft.plan import Plan
 from accumft.recipe import TrainingRecipe
 from accumft.step import StepResult
@@ -127,6 +128,9 @@ class Run:
             self._log.close()
         if self.recipe.report_to:
             self.accelerator.end_training()
+        if self.accelerator.num_processes == 1:
+            # So that `notebook_launcher` starts after a run in a cell. What the run prepared keeps its own state.
+            reset_accelerate_state()
 
     def windows(self, dataset: WindowDataset) -> Iterator[Window]:
         """This process's windows on the device, one for each optimizer step, until the run ends.
