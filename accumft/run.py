@@ -1,10 +1,6 @@
 """What is the same for every task around the loop: output folder, log, progress, evaluation when due, best model."""
 
-import contextlib
-import json
 import math
-import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -18,8 +14,8 @@ from accelerate.utils import broadcast, broadcast_object_list
 from torch.optim.lr_scheduler import LRScheduler
 
 from accumft.data.windows import Window, WindowDataset
-from accumft.errors import UserError
 from accumft.launch import reset_accelerate_state
+from accumft.outputs import claim_output_dir, load_weights, save_model, save_recipe, to_json
 from accumft.plan import Plan
 from accumft.recipe import TrainingRecipe
 from accumft.step import StepResult
@@ -213,7 +209,7 @@ class Run:
         """Adds a row to metrics.jsonl, the history and the trackers, at the row's "step"."""
         if self.is_main:
             self.history.append(row)
-            self._log.write(json.dumps({name: _json_number(value) for name, value in row.items()}) + "\n")
+            self._log.write(to_json(row) + "\n")
         if self.recipe.report_to:
             numbers = {name: value for name, value in row.items() if isinstance(value, (int, float))}
             self.accelerator.log(numbers, step=row["step"])
@@ -230,23 +226,14 @@ class Run:
             self.save_model()
         elif self.saved_step != self.step:
             if self.is_main:
-                with _without_progress_bar():
-                    best = type(bare).from_pretrained(self.output_dir, dtype=torch.float32)
-                bare.load_state_dict(best.state_dict())
+                load_weights(bare, self.output_dir)
             # The other processes may be on machines that do not see this folder.
             broadcast(list(bare.state_dict().values()))
 
     def save_model(self) -> None:
         """Writes the model and its processor into the output folder: each file replaces its forerunner whole."""
         if self.is_main:
-            beside = self.output_dir / ".saving"
-            shutil.rmtree(beside, ignore_errors=True)
-            with _without_progress_bar():
-                self.accelerator.unwrap_model(self.model).save_pretrained(beside)
-            self.processor.save_pretrained(beside)
-            for file in beside.iterdir():
-                os.replace(file, self.output_dir / file.name)
-            beside.rmdir()
+            save_model(self.accelerator.unwrap_model(self.model), self.processor, self.output_dir)
         self.saved_step = self.step
         self.accelerator.wait_for_everyone()
 
@@ -264,46 +251,9 @@ class Run:
             "train_tokens_per_second": round(self._tokens / seconds, 3),
         }
         if self.is_main:
-            text = json.dumps({name: _json_number(value) for name, value in results.items()}, indent=2)
+            text = to_json(results, indent=2)
             (self.output_dir / "all_results.json").write_text(text + "\n", encoding="utf-8")
         return RunResult(str(self.output_dir), self.step, results, self.history)
-
-
-@contextlib.contextmanager
-def _without_progress_bar() -> Iterator[None]:
-    """transformers shows a bar for each save, which would break ours."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
-def claim_output_dir(path: Path) -> None:
-    """Makes the folder; one that holds an earlier run is first renamed to the next free NAME-1, NAME-2, …"""
-    if path.exists() and not path.is_dir():
-        raise UserError(f"--output_dir {path}: a file; name a folder")
-    try:
-        if (path / "recipe.yaml").exists():
-            number = 1
-            while (aside := path.with_name(f"{path.name}-{number}")).exists():
-                number += 1
-            path.rename(aside)
-            print(f"the earlier run in {path} is now in {aside}")
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--output_dir {path}: not writable ({error.strerror}); name another folder") from error
-
-
-def save_recipe(values: dict[str, Any], path: Path) -> None:
-    """A recipe's values as YAML, for `--config`."""
-    import yaml
-
-    path.write_text(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
 
 def _flat(recipe: TrainingRecipe) -> dict[str, Any]:
@@ -312,8 +262,3 @@ def _flat(recipe: TrainingRecipe) -> dict[str, Any]:
         name: value if isinstance(value, (bool, int, float, str)) else str(value)
         for name, value in asdict(recipe).items()
     }
-
-
-def _json_number(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they are written as strings, so that the log hides nothing."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -15,9 +15,10 @@ from text_cls import run as run_recipe
 from accumft.errors import NonFiniteLossError, UserError
 from accumft.launch import make_accelerator
 from accumft.models import build_small_bert
+from accumft.outputs import claim_output_dir
 from accumft.plan import Plan, resolve_batch_sizes
 from accumft.recipe import TrainingRecipe
-from accumft.run import Run, claim_output_dir
+from accumft.run import Run
 from accumft.schedule import build_schedule, build_scheduler
 from accumft.step import StepResult
 

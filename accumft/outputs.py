@@ -1,0 +1,79 @@
+"""The output folder: claimed without overwriting, every file in it replaced whole."""
+
+import contextlib
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from accumft.errors import UserError
+
+
+def claim_output_dir(path: Path) -> None:
+    """Makes the folder; one that holds an earlier run is first renamed to the next free NAME-1, NAME-2, …"""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"--output_dir {path}: a file; name a folder")
+    try:
+        if (path / "recipe.yaml").exists():
+            number = 1
+            while (aside := path.with_name(f"{path.name}-{number}")).exists():
+                number += 1
+            path.rename(aside)
+            print(f"the earlier run in {path} is now in {aside}")
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output_dir {path}: not writable ({error.strerror}); name another folder") from error
+
+
+def save_recipe(values: Mapping[str, Any], path: Path) -> None:
+    """A recipe's values as YAML, for `--config`."""
+    import yaml
+
+    path.write_text(yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def to_json(values: Mapping[str, Any], indent: int | None = None) -> str:
+    """JSON, in which NaN and infinity are written as strings: it has no such numbers, and the log hides nothing."""
+    return json.dumps({name: _json_number(value) for name, value in values.items()}, indent=indent)
+
+
+def _json_number(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def save_model(model: Any, processor: Any, folder: Path) -> None:
+    """Writes a transformers model and its processor into the folder: each file replaces its forerunner whole."""
+    beside = folder / ".saving"
+    shutil.rmtree(beside, ignore_errors=True)
+    with _without_progress_bar():
+        model.save_pretrained(beside)
+    processor.save_pretrained(beside)
+    for file in beside.iterdir():
+        os.replace(file, folder / file.name)
+    beside.rmdir()
+
+
+def load_weights(model: Any, folder: Path) -> None:
+    """Gives a transformers model the weights saved in the folder, in place, as float32."""
+    with _without_progress_bar():
+        saved = type(model).from_pretrained(folder, dtype=torch.float32)
+    model.load_state_dict(saved.state_dict())
+
+
+@contextlib.contextmanager
+def _without_progress_bar() -> Iterator[None]:
+    """transformers shows a bar for each save, which would break ours."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
