@@ -1,8 +1,10 @@
 """Models and tokenizers: from a folder, an installed package, the hub, or made from scratch."""
 
 import importlib.util
+import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,11 @@ def load_sequence_classifier(
     depend on what it is batched with.
     """
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+    from transformers.utils import logging
 
+    if int(os.environ.get("RANK", "0")) > 0:
+        # What it says of newly made weights, the first process says for all.
+        logging.set_verbosity_error()
     path = resolve_model_path(model_name_or_path)
     if Path(path).is_file():
         raise UserError(f'--model_name_or_path "{path}": a file; give the folder that holds config.json')
@@ -66,9 +72,10 @@ def load_sequence_classifier(
     set_dropout(config, dropout)
     choose_padding(tokenizer, config)
     try:
-        model = AutoModelForSequenceClassification.from_pretrained(
-            path, config=config, dtype=torch.float32, trust_remote_code=trust_remote_code
-        )
+        with without_progress_bars():
+            model = AutoModelForSequenceClassification.from_pretrained(
+                path, config=config, dtype=torch.float32, trust_remote_code=trust_remote_code
+            )
     except RuntimeError as error:
         if "size mismatch" not in str(error) and "mismatched" not in str(error):
             raise
@@ -79,6 +86,20 @@ def load_sequence_classifier(
     except (OSError, ValueError) as error:
         raise _load_error(model_name_or_path, error) from error
     return model, tokenizer
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """transformers shows a bar for each load and save, which would break ours."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _load_error(name: str, error: Exception) -> UserError:

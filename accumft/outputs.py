@@ -1,17 +1,17 @@
 """The output folder: claimed without overwriting, every file in it replaced whole."""
 
-import contextlib
 import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from accumft.errors import UserError
+from accumft.models import without_progress_bars
 
 
 def claim_output_dir(path: Path) -> None:
@@ -50,7 +50,7 @@ def save_model(model: Any, processor: Any, folder: Path) -> None:
     """Writes a transformers model and its processor into the folder: each file replaces its forerunner whole."""
     beside = folder / ".saving"
     shutil.rmtree(beside, ignore_errors=True)
-    with _without_progress_bar():
+    with without_progress_bars():
         model.save_pretrained(beside)
     processor.save_pretrained(beside)
     for file in beside.iterdir():
@@ -60,20 +60,6 @@ def save_model(model: Any, processor: Any, folder: Path) -> None:
 
 def load_weights(model: Any, folder: Path) -> None:
     """Gives a transformers model the weights saved in the folder, in place, as float32."""
-    with _without_progress_bar():
+    with without_progress_bars():
         saved = type(model).from_pretrained(folder, dtype=torch.float32)
     model.load_state_dict(saved.state_dict())
-
-
-@contextlib.contextmanager
-def _without_progress_bar() -> Iterator[None]:
-    """transformers shows a bar for each save, which would break ours."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

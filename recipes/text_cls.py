@@ -172,7 +172,7 @@ def run(recipe: TextClsRecipe) -> RunResult:
     model, tokenizer = build_model(recipe, data)
     max_length = min(recipe.max_length, position_limit(model, tokenizer) or recipe.max_length)
     tokenized = {
-        name: tokenize(split, tokenizer, max_length, desc=f"tokenizing {name}" if accelerator.is_main_process else None)
+        name: tokenize(split, tokenizer, max_length, show_progress=accelerator.is_main_process)
         for name, split in data.splits.items()
     }
     collate = TextCollator(tokenizer, recipe.pad_to_multiple_of)

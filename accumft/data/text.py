@@ -8,13 +8,15 @@ import torch
 
 from accumft.data.windows import Batch
 
+ROWS_WITHOUT_PROGRESS = 10_000
 
-def tokenize(dataset: Any, tokenizer: Any, max_length: int, desc: str | None = None) -> Any:
+
+def tokenize(dataset: Any, tokenizer: Any, max_length: int, show_progress: bool = False) -> Any:
     """A `datasets.Dataset` with "text" and perhaps "text_pair" → the same rows as token ids.
 
     Args:
         max_length: tokens of a row, special tokens included; longer ones are truncated (of a pair, the longer text).
-        desc: what the progress bar says; None: no bar.
+        show_progress: whether a bar is shown, if there are enough rows to wait for.
 
     Returns:
         The other columns, and "input_ids", what else the tokenizer makes but the attention mask (which is all ones
@@ -35,9 +37,14 @@ def tokenize(dataset: Any, tokenizer: Any, max_length: int, desc: str | None = N
             result["truncated"] = [len(row) >= max_length for row in ids]
         return result
 
-    with _progress_bars(shown=desc is not None):
+    with _progress_bars(show_progress and len(dataset) > ROWS_WITHOUT_PROGRESS):
         return dataset.map(
-            encode, batched=True, remove_columns=texts, desc=desc, load_from_cache_file=False, keep_in_memory=True
+            encode,
+            batched=True,
+            remove_columns=texts,
+            desc="tokenizing",
+            load_from_cache_file=False,
+            keep_in_memory=True,
         )
 
 

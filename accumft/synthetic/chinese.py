@@ -240,11 +240,11 @@ _NEUTRAL = {
         T 36.{digit}℃，P {pulse}次/分，R {breaths}次/分，BP {systolic}/{diastolic}mmHg。; 体重{weight}kg，身高{height}cm。;
         血压{systolic}/{diastolic}mmHg，脉搏{pulse}次/分。; 生命体征平稳，体温36.{digit}℃。; 血氧饱和度{oxygen}%。"""),
     "social": phrases("""
-        职业{job}。; 与{household}同住。; 不吸烟。; 偶饮酒。; 已戒烟{few}年。; 生活自理。; 近期搬家。; 每日散步。"""),
+        职业{job}。; 与{household}同住。; {smoking}。; 偶饮酒。; 生活自理。; 近期搬家。; 每日散步。; 每晚睡眠{few}小时。; 爱好{hobby}。"""),
     "exam": phrases("""
         神志清，精神可。; 一般情况可。; 自动体位，查体合作。; 余查体无特殊。; 由{household}陪同。; 营养中等。"""),
     "medication": phrases("""
-        维生素D {vitamin}IU每日。; 对乙酰氨基酚必要时服用。; 无长期用药。; 无药物过敏史。; 青霉素过敏。; 自服复合维生素。"""),
+        维生素D {vitamin}IU每日。; 对乙酰氨基酚必要时服用。; 无其他长期用药。; {allergy}。; 自服复合维生素。; 使用分药盒。"""),
     "results": phrases("""
         血红蛋白{haemoglobin}g/L，白细胞{cells}.{digit}×10^9/L，血小板{platelets}×10^9/L。; C反应蛋白{digit}mg/L。; 血钠{sodium}mmol/L。;
         血常规大致正常。; 检验单号{record}。"""),
@@ -284,6 +284,9 @@ CHINESE = Language(
         "surname": tuple("王李张刘陈杨赵黄周吴徐孙"),
         "duration": phrases("{few}天; {few}周; {few}个月; {few}日; {few}小时; 半月; 半年; 数日; 一周; 十余天"),
         "relative": phrases("母亲; 父亲; 姐姐; 哥哥; 妹妹; 弟弟; 姑姑; 叔叔; 祖母; 祖父; 外公; 外婆; 舅舅; 姨妈; 堂兄"),
+        "smoking": phrases("不吸烟; 从不吸烟; 已戒烟{few}年"),
+        "allergy": phrases("无药物过敏史; 青霉素过敏; 否认药物过敏; 乳胶过敏"),
+        "hobby": phrases("下棋; 合唱; 养花; 骑车; 书法; 钓鱼"),
         "household": phrases("家属; 配偶; 子女; 父母; 朋友; 护工"),
         "job": phrases("教师; 司机; 工人; 农民; 厨师; 会计; 职员; 学生; 电工; 个体户"),
     },
@@ -311,7 +314,7 @@ CHINESE = Language(
         "low": phrases("{x}↓; {x}（偏低）; {x}，降低; {x}，低于参考值; {x}（异常）"),
         "normal": phrases("{x}（正常）; {x}，正常; {x}，在参考范围; {x}（-）; {x}，未见异常"),
     },
-    extra_share=0.3,
+    extra_share=0.5,
     list_and=("、", "，", "及", "伴"),
     list_or=("、", "及", "或"),
     list_comma="、",

@@ -297,7 +297,7 @@ _STATEMENTS = {
     "result.active": phrases("""
         {x} today.; Results back: {x}.; Work-up shows {x}.; Tests now: {x}."""),
     "result.denied": phrases("""
-        {x}.; Unremarkable: {x}.; Checked and fine: {x}.; Reassuring {x}.; Normal tests: {x}."""),
+        {x}.; Also checked: {x}.; Checked and fine: {x}.; Reassuring {x}.; Further tests: {x}."""),
     "disease.active": phrases("""
         Impression: {x}.; Working diagnosis {x}.; Most consistent with {x}.; Diagnosed today with {x}.; Assessment: {x}.;
         We are treating this as {x}.; Dx {x}.; Now admitted with {x}."""),
@@ -341,19 +341,19 @@ _TERSE = {
 _NEUTRAL = {
     "vitals": phrases("""
         BP {systolic}/{diastolic}, HR {pulse}, RR {breaths}, SpO2 {oxygen}%, T 36.{digit} C.;
-        Obs: {systolic}/{diastolic} mmHg, pulse {pulse}, sats {oxygen}% on air, afebrile.;
+        {systolic}/{diastolic} mmHg, pulse {pulse}, sats {oxygen}% on air, afebrile.;
         Wt {weight} kg, Ht {height} cm, BP {systolic}/{diastolic}.; VSS, T 36.{digit}.; HR {pulse} reg, BP
         {systolic}/{diastolic}, temp 36.{digit}."""),
     "social": phrases("""
-        Works as a {job}.; Lives with {household}.; Lives with {household}, works as a {job}.;
-        Ex-smoker, {pack} pack-years.; Never smoked.; Drinks {units} units a week.; Independent at home.; Non-smoker,
-        little alcohol.; Walks the dog daily.; Recently moved house."""),
+        Works as a {job}.; Lives with {household}.; {smoking}.; Drinks {units} units a week.; Independent at home.;
+        Walks the dog daily.; Recently moved house.; Sleeps {few} hours a night.; Hobby: {hobby}.; Last holiday
+        {weeks} weeks ago."""),
     "exam": phrases("""
         Looks well.; Alert, comfortable at rest.; NAD.; Well perfused.; Hydrated, no distress.; Otherwise
         unremarkable.; Rest of the exam normal.; Accompanied by {household}."""),
     "medication": phrases("""
-        Vitamin D {vitamin} IU daily.; Paracetamol 500 mg prn.; No regular meds.; OTC multivitamin.; Ibuprofen
-        {ibuprofen} mg now and then.; NKDA.; Allergies: none known.; Penicillin intolerance.; Takes no tablets."""),
+        Vitamin D {vitamin} IU daily.; Paracetamol 500 mg prn.; No other regular meds.; OTC multivitamin.; Ibuprofen
+        {ibuprofen} mg now and then.; {allergy}.; Uses a pill box."""),
     "results": phrases("""
         Hb {haemoglobin} g/L, WCC {cells}.{digit}, plt {platelets}.; CRP {digit} mg/L.; Na {sodium} mmol/L.; FBC
         unremarkable.; Bloods repeated, see chart.; Lab no. {record}."""),
@@ -405,6 +405,9 @@ ENGLISH = Language(
         "relative": phrases("""
             mother; father; sister; brother; aunt; uncle; grandmother; grandfather; cousin; maternal
             aunt; paternal uncle; twin brother; half-sister"""),
+        "smoking": phrases("Ex-smoker, {pack} pack-years; Never smoked; Non-smoker; Gave up smoking years ago"),
+        "allergy": phrases("NKDA; Allergies: none known; Penicillin intolerance; Allergies: latex"),
+        "hobby": phrases("chess; choir; gardening; cycling; painting; fishing; cooking; cards"),
         "household": phrases("wife; husband; partner; two children; a friend; parents; a flatmate; a carer"),
         "job": phrases("""
             teacher; bus driver; nurse; builder; cook; farmer; cleaner; accountant; shop assistant; student; gardener;
@@ -436,7 +439,7 @@ ENGLISH = Language(
     flags={
         "high": phrases("{x} (H); raised {x}; {x}, elevated; high {x}; {x} - above range; abnormal {x}"),
         "low": phrases("{x} (L); reduced {x}; {x}, low; {x} - below range; abnormal {x}"),
-        "normal": phrases("normal {x}; {x} (normal); {x} WNL; {x}, within range; {x} - ok; unremarkable {x}"),
+        "normal": phrases("normal {x}; {x} (normal); {x} WNL; {x}, within range; {x} - ok"),
     },
     extra_share=0.8,
     list_and=(" and ", ", ", " plus "),

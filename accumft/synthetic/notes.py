@@ -75,7 +75,7 @@ _FORMS = (
     _Form(main=(1, 2), minor=(0, 1), neutral=(0, 1), headed=False),
     _Form(main=(2, 3), minor=(1, 2), neutral=(0, 2), headed=False),
     _Form(main=(2, 4), minor=(1, 2), neutral=(2, 5), headed=True),
-    _Form(main=(4, 6), minor=(2, 4), neutral=(16, 34), headed=True),
+    _Form(main=(4, 6), minor=(2, 4), neutral=(24, 44), headed=True),
 )
 _FORM_EDGES = (0.42, 0.70, 0.84, 0.955)
 
@@ -176,12 +176,15 @@ class _Writer:
                 size = 1 if status.endswith(("past", "family")) else self.between((1, 3))
                 group, words = words[:size], words[size:]
                 sections.setdefault(_SECTIONS[status], []).append(self.statement(status, group, form.headed))
+        used = set()
         for _ in range(self.between(form.neutral)):
             section = self.pick(_NEUTRAL_SECTIONS)
-            sentence = self.pick(self.language.neutral[section]).format_map(self.fields)
-            sentences = sections.setdefault(section, [])
-            if sentence not in sentences and (section != "vitals" or not sentences):
-                sentences.append(sentence)
+            template = self.pick(self.language.neutral[section])
+            # Said twice, a sentence could contradict itself; so could two sets of vital signs.
+            key = section if section == "vitals" else template
+            if key not in used:
+                used.add(key)
+                sections.setdefault(section, []).append(template.format_map(self.fields))
         return sections
 
     def statement(self, status: str, words: list[str], headed: bool) -> str:
