@@ -44,7 +44,7 @@ def departments_mentioned(language: str, text: str) -> set[str]:
 def test_notes_never_change(corpus: tuple[str, list[dict[str, str]]]) -> None:
     language, notes = corpus
     joined = "\x1e".join(f"{note['label']}\x1f{note['text']}" for note in notes[:200])
-    digest = {"en": "EN_DIGEST", "zh": "ZH_DIGEST"}
+    digest = {"en": "166c236dd2b9232f", "zh": "72f1a181799f120e"}
     assert hashlib.sha256(joined.encode()).hexdigest()[:16] == digest[language]
 
 
