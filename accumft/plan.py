@@ -12,7 +12,9 @@ import numpy as np
 
 from accumft.errors import UserError
 
-DEFAULT_EFFECTIVE_BATCH_SIZE = 8
+# Of a run that sets none of the three batch fields: small micro-batches of rows of like length pad little.
+DEFAULT_EFFECTIVE_BATCH_SIZE, DEFAULT_MICRO_BATCH_SIZE = 8, 2
+# Of a run that sets some of them, as transformers has it.
 DEFAULT_PER_DEVICE_BATCH_SIZE = 8
 
 
@@ -46,7 +48,7 @@ def resolve_batch_sizes(
 
     Without `effective_batch_size` it is the product of the others and the processes; with it, the accumulation steps
     follow, rounded up: the micro-batches then differ by at most one example. With none of the three, the effective
-    batch is 8 on any number of processes.
+    batch is 8 on any number of processes, in micro-batches of 2.
     """
     given = {
         "effective_batch_size": effective_batch_size,
@@ -62,7 +64,8 @@ def resolve_batch_sizes(
         micro, steps = micro or DEFAULT_PER_DEVICE_BATCH_SIZE, steps or 1
         return BatchSizes(micro * steps * num_processes, micro, steps, num_processes)
 
-    effective = effective or DEFAULT_EFFECTIVE_BATCH_SIZE
+    if effective is None:
+        effective, micro = DEFAULT_EFFECTIVE_BATCH_SIZE, DEFAULT_MICRO_BATCH_SIZE
     share = -(-effective // num_processes)
     where = f"effective_batch_size {effective} over {num_processes} process(es) is up to {share} example(s) each"
     if micro is None and steps is not None:

@@ -16,7 +16,8 @@ class TrainingRecipe:
     """Examples per optimizer step, over all processes. Unset: per_device_train_batch_size x
     gradient_accumulation_steps x processes; with none of the three set, 8 on any number of processes."""
     per_device_train_batch_size: int | None = None
-    """Examples in one micro-batch on one process, at most. Unset: 8, or what the other two batch fields lead to."""
+    """Examples in one micro-batch on one process, at most. Unset: what the other two batch fields lead to, else 8; with
+    none of the three set, 2."""
     gradient_accumulation_steps: int | None = None
     """Micro-batches in one optimizer step on one process. Unset: follows from effective_batch_size, else 1."""
     per_device_eval_batch_size: int = 32

@@ -11,8 +11,9 @@ from accumft.plan import BatchSizes, Plan, epoch_order, resolve_batch_sizes
     ("given", "processes", "expected"),
     [
         # (effective, per device, accumulation), processes → (effective, per device, accumulation)
-        ((None, None, None), 1, (8, 8, 1)),
-        ((None, None, None), 4, (8, 2, 1)),
+        ((None, None, None), 1, (8, 2, 4)),
+        ((None, None, None), 2, (8, 2, 2)),
+        ((None, None, None), 8, (8, 1, 1)),
         ((None, 16, None), 1, (16, 16, 1)),
         ((None, 16, 4), 2, (128, 16, 4)),
         ((None, None, 4), 1, (32, 8, 4)),
