@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,13 @@ from accumft.run import Run, RunResult
 
 SPLIT_PREFIX = {"validation": "eval", "test": "test"}
 """What a split's metrics are called in the results."""
+
+
+PICTURE = {
+    "single_label_classification": "confusion_matrix",
+    "multi_label_classification": "labels",
+    "regression": "scatter",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +121,7 @@ def report(
             *(dataset[column] for column in ("text", "text_pair") if column in dataset.column_names), strict=True
         )
         print(f"\n{split} ({len(dataset)} rows)\n{metrics_table(found.metrics)}")
+        _note_single_prediction(found, names, problem_type, split)
         write_predictions(
             run.output_dir / "predictions.jsonl",
             split=split,
@@ -125,23 +134,48 @@ def report(
             threshold=threshold,
             append=True,
         )
-        plots.append(f"plots/{split}.png")
+        plots.append(f"plots/{split}_{PICTURE[problem_type]}.png")
         _plot(found, names, problem_type, threshold, run.output_dir / plots[-1])
     shown = scores.get("test") or scores.get("validation")
     card = model_card(
         model_name=run.output_dir.name,
         problem_type=problem_type,
-        recipe=run.recipe_values,
+        recipe={name: _without_folders(name, value) for name, value in run.recipe_values.items()},
         results=result.metrics,
         per_class=shown.metrics.per_class if shown else [],
         labels=names,
-        data=source,
-        base_model=base,
+        data="\n".join(_about_data(data, source)),
+        base_model=None if base is None else _without_folders("model_name_or_path", base),
         plots=plots,
     )
     (run.output_dir / "README.md").write_text(card, encoding="utf-8", errors="backslashreplace")
     print(f"\nmodel, metrics, predictions, plots and model card: {run.output_dir}")
     return result
+
+
+def _about_data(data: ClassificationData, source: str) -> list[str]:
+    """Lines for the model card."""
+    rows = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
+    return [_without_folders("train_file", source), f"{rows} rows", f"labels: {', '.join(data.labels.names[:50])}"]
+
+
+def _without_folders(name: str, value: Any) -> Any:
+    """A path without the folders of this machine: a model card is made to be shown to others."""
+    is_path = name.endswith("_file") or name in ("output_dir", "model_name_or_path", "dataset_name")
+    if is_path and isinstance(value, str) and Path(value).is_absolute():
+        return Path(value).name
+    return value
+
+
+def _note_single_prediction(found: Scores, names: Sequence[str], problem_type: str, split: str) -> None:
+    """Says so where a classifier has learnt nothing but one class."""
+    if problem_type == "single_label_classification":
+        predictions = predict_labels(problem_type, found.probabilities)
+        if len(np.unique(predictions)) == 1 and len(np.unique(found.references)) > 1:
+            print(
+                f'note: every row of {split} is predicted as "{names[int(predictions[0])]}": the model has learnt '
+                "nothing yet; try more steps or another --learning_rate"
+            )
 
 
 def _plot(found: Scores, names: Sequence[str], problem_type: str, threshold: float, path: Any) -> None:

@@ -28,9 +28,11 @@ def parse(recipe_class: type[RecipeT], args: Sequence[str] | None = None) -> Rec
 
     rest = list(sys.argv[1:] if args is None else args)
     config = _pop_config(rest)
+    about = f"{recipe_class.__doc__}\n\n--config FILE starts from a saved recipe (YAML), such as a run's recipe.yaml."
     if config is None:
-        return tyro.cli(recipe_class, args=rest, use_underscores=True)
-    return tyro.cli(recipe_class, args=rest, default=load_recipe(recipe_class, config), use_underscores=True)
+        return tyro.cli(recipe_class, args=rest, description=about, use_underscores=True)
+    default = load_recipe(recipe_class, config)
+    return tyro.cli(recipe_class, args=rest, default=default, description=about, use_underscores=True)
 
 
 def _pop_config(args: list[str]) -> str | None:

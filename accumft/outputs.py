@@ -53,7 +53,10 @@ def save_model(model: Any, processor: Any, folder: Path) -> None:
     with without_progress_bars():
         model.save_pretrained(beside)
     processor.save_pretrained(beside)
+    # safetensors makes files that only their owner reads; the others are as the folder's umask has them.
+    mode = (beside / "config.json").stat().st_mode
     for file in beside.iterdir():
+        file.chmod(mode)
         os.replace(file, folder / file.name)
     beside.rmdir()
 

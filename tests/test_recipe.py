@@ -3,6 +3,7 @@
 import ast
 import inspect
 import itertools
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -158,3 +159,11 @@ def test_recipes_are_short_and_have_the_skeleton() -> None:
         assert names[0].endswith("Recipe")
         assert names[1:] == ["load_data", "build_model", "loss_sum", "num_items", "run"]
         assert source.rstrip().endswith(f"main(run, {names[0]})")
+
+
+def test_links_of_the_docs_lead_somewhere() -> None:
+    pages = sorted(path for path in ROOT.glob("**/*.md") if not {".venv", "outputs"} & set(path.parts))
+    assert len(pages) == 5
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8"))]
+    assert len(links) >= 5
+    assert [link for page, link in links if not (page.parent / link).exists()] == []

@@ -70,7 +70,12 @@ def test_outputs(finished: Path) -> None:
         "README.md",
         "plots",
     }
-    assert {path.name for path in (finished / "plots").iterdir()} == {"training.png", "validation.png", "test.png"}
+    assert sorted(path.name for path in (finished / "plots").iterdir()) == [
+        "test_confusion_matrix.png",
+        "training.png",
+        "validation_confusion_matrix.png",
+    ]
+    assert len({path.stat().st_mode for path in finished.iterdir() if path.is_file()}) == 1
     rows = rows_of(finished)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert all(set(row) == ROW for row in rows)

@@ -125,7 +125,7 @@ def load_classification_data(
     chosen = {split: np.arange(len(e.texts)) for split, e in examples.items()}
     if "validation" not in examples and recipe.validation_split != 0:
         held_out = _hold_out(train, labels, encoded["train"], recipe)
-        notes.append(f"{train.cells.source}: {held_out.sum()} of {len(held_out)} rows are held out for validation")
+        notes.append(_about_held_out(train, held_out))
         if held_out.any():
             examples["validation"], encoded["validation"] = train, encoded["train"]
             chosen["train"], chosen["validation"] = np.flatnonzero(~held_out), np.flatnonzero(held_out)
@@ -181,6 +181,20 @@ def _hold_out(train: Examples, labels: LabelSpec, encoded: np.ndarray, recipe: C
     return held_out
 
 
+def _about_held_out(train: Examples, held_out: np.ndarray) -> str:
+    """How many rows are held out, and what is the matter if that says little."""
+    rows, wanted = int(held_out.sum()), round(_DEFAULT_SPLIT * len(held_out))
+    texts = len({key for key, out in zip(train.comparable(), held_out, strict=True) if out})
+    note = f"{train.cells.source}: {rows} of {len(held_out)} rows are held out for validation"
+    if rows == 0:
+        return f"{note}, so there is no evaluation and the last model is kept: too few rows, or too many of one text"
+    if texts < rows / 2 or rows < wanted / 2:
+        return (
+            f"{note}, with only {texts} different texts, since rows of one text stay together; give --validation_file"
+        )
+    return note
+
+
 def _of_hub(name: str, config: str | None) -> dict[str, datasets.Dataset]:
     import datasets
 
@@ -215,6 +229,15 @@ def _check_training_labels(
     if labels.problem_type == "single_label_classification":
         if labels.num_labels == 1:
             raise UserError(f"{source}: every row has the label {labels.names[0]!r} in {columns}: nothing to learn")
+        if (
+            labels.num_labels > 5
+            and not problem_type_given
+            and all(name.lstrip("-").isdigit() for name in labels.names)
+        ):
+            notes.append(
+                f"{source}: {columns} holds whole numbers, so these are {labels.num_labels} classes; if they are "
+                "amounts: --problem_type regression"
+            )
         if labels.num_labels == n > 20 and not problem_type_given:
             raise UserError(
                 f"{source}: no two of its {n} rows have the same label in {columns}: is --label_column right? "

@@ -88,7 +88,7 @@ def model_card(
     )
     sections = [
         f"# {markdown(model_name)}",
-        _introduction(problem_type, base_model, labels),
+        _introduction(problem_type, base_model, labels, _is_pair(recipe), scored=bool(scores)),
         "## How to use it\n\n" + _usage(problem_type, recipe),
         "## Data\n\n" + "\n".join(f"- {markdown(line)}" for line in data.splitlines() if line.strip()),
         "## Results\n\n" + _results(scores, results),
@@ -113,21 +113,20 @@ def markdown(text: str) -> str:
     return re.sub(r"^(\s*(?:\d+(?=[.)]))?)([#+\-=.)])", r"\1\\\2", text)
 
 
-def _introduction(problem_type: str, base_model: str | None, labels: Sequence[str]) -> str:
+def _introduction(problem_type: str, base_model: str | None, labels: Sequence[str], pair: bool, scored: bool) -> str:
+    text = "a pair of texts" if pair else "a text"
     task = {
-        "single_label_classification": f"gives a text one of {len(labels)} classes",
-        "multi_label_classification": f"gives a text those of {len(labels)} labels that apply",
-        "regression": "gives a text a number" if len(labels) == 1 else f"gives a text {len(labels)} numbers",
+        "single_label_classification": f"gives {text} one of {len(labels)} classes",
+        "multi_label_classification": f"gives {text} those of {len(labels)} labels that apply",
+        "regression": f"gives {text} {'a number' if len(labels) == 1 else f'{len(labels)} numbers'}",
     }[problem_type]
     origin = "trained from scratch"
     if _is_hub_id(base_model):
         origin = f"fine-tuned from [{base_model}](https://huggingface.co/{base_model})"
     elif base_model is not None:
         origin = f"fine-tuned from {markdown(base_model)}"
-    return (
-        f"A model that {task}, {origin} with accumft. It is known to work as well as the results below say, on data "
-        "like that below; on other data, score it before you rely on it."
-    )
+    known = "On data like that below it does what the results below say; on other data, score it before you rely on it."
+    return f"A model that {task}, {origin} with accumft. {known if scored else 'It has not been scored.'}"
 
 
 def _usage(problem_type: str, recipe: Mapping[str, Any]) -> str:
@@ -135,8 +134,11 @@ def _usage(problem_type: str, recipe: Mapping[str, Any]) -> str:
     arguments = "truncation=True" + (f", max_length={max_length:d}" if isinstance(max_length, int) else "")
     if problem_type == "multi_label_classification":
         arguments += ", top_k=None"
-    pair = isinstance(recipe.get("text_column"), list | tuple) and len(recipe["text_column"]) == 2
-    text = '{"text": "The first text.", "text_pair": "The second text."}' if pair else '"The text to classify."'
+    text = (
+        '{"text": "The first text.", "text_pair": "The second text."}'
+        if _is_pair(recipe)
+        else '"The text to classify."'
+    )
     code = (
         "from transformers import pipeline\n\n"
         'classifier = pipeline("text-classification", model="path/to/this/folder")\n'
@@ -238,6 +240,11 @@ def _is_hub_id(name: str | None) -> bool:
         and re.fullmatch(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", name, re.ASCII) is not None
         and not Path(name).exists()
     )
+
+
+def _is_pair(recipe: Mapping[str, Any]) -> bool:
+    columns = recipe.get("text_column")
+    return isinstance(columns, list | tuple) and len(columns) == 2
 
 
 def _is_number(value: Any) -> bool:
