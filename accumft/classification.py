@@ -1,5 +1,6 @@
 """What the recipes that classify share: the scores of a split, and the report of a run."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from accumft.data.splits import ClassificationData
 from accumft.errors import UserError
 from accumft.losses import ClassificationLoss
 from accumft.metrics import Metrics, compute_metrics, predict_labels, resolve_metric
+from accumft.outputs import check_output_dir
+from accumft.recipe import refuse_unused
 from accumft.run import Run, RunResult
 
 SPLIT_PREFIX = {"validation": "eval", "test": "test"}
@@ -43,6 +46,30 @@ class Scores:
         return {"loss": self.loss, **self.metrics.scalars}
 
 
+def check_fields(recipe: Any) -> None:
+    """Raises a `UserError` where the fields of a text classification do not fit each other: none is silently ignored.
+
+    Args:
+        recipe: a checked recipe with the fields of recipes/text_cls.py.
+    """
+    if recipe.train_file is None and recipe.dataset_name is None:
+        if recipe.validation_file or recipe.test_file:
+            raise UserError("--validation_file and --test_file need --train_file or --dataset_name")
+        names = ("encoding", "delimiter", "quotechar", "column_names", "dataset_config_name", "validation_split")
+        refuse_unused(recipe, names, "the synthetic notes")
+    else:
+        refuse_unused(recipe, ("synthetic_language", "synthetic_size"), "data of your own")
+    if recipe.from_scratch:
+        refuse_unused(recipe, ("model_name_or_path", "trust_remote_code"), "--from_scratch")
+    if recipe.loss != "focal":
+        refuse_unused(recipe, ("focal_gamma",), f"--loss {recipe.loss}")
+    if not recipe.report_to:
+        refuse_unused(recipe, ("run_name",), "no tracker (--report_to)")
+    check_output_dir(
+        recipe.output_dir, (recipe.train_file, recipe.validation_file, recipe.test_file, recipe.model_name_or_path)
+    )
+
+
 def score(
     logits: torch.Tensor,
     references: np.ndarray,
@@ -53,7 +80,9 @@ def score(
     """Scores of `logits`, (rows, labels) on the CPU, against `references`, in one computation over all rows."""
     labels = torch.from_numpy(references)
     logits = logits.double()
-    loss = float(criterion(logits, labels)) / float(criterion.num_items(labels))
+    items = float(criterion.num_items(labels))
+    # Class weights of zero may leave nothing to average over.
+    loss = float(criterion(logits, labels)) / items if items else math.nan
     if criterion.problem_type == "single_label_classification":
         probabilities = logits.softmax(dim=1).numpy()
     elif criterion.problem_type == "multi_label_classification":
@@ -149,7 +178,7 @@ def report(
         plots=plots,
     )
     (run.output_dir / "README.md").write_text(card, encoding="utf-8", errors="backslashreplace")
-    print(f"\nmodel, metrics, predictions, plots and model card: {run.output_dir}")
+    print(f"\nmodel, metrics, predictions, plots and model card: {run.recipe.output_dir}")
     return result
 
 

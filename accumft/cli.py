@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from accumft.errors import EmptyWindowError, NonFiniteLossError, UserError
 from accumft.recipe import TrainingRecipe
@@ -68,7 +68,7 @@ def load_recipe(recipe_class: type[RecipeT], path: str) -> RecipeT:
             nearest = difflib.get_close_matches(str(name), known, n=1)
             hint = f'; did you mean "{nearest[0]}"?' if nearest else ""
             raise UserError(f'--config {path}: {recipe_class.__name__} has no field "{name}"{hint}')
-        args += _as_arguments(str(name), value)
+        args += _as_arguments(recipe_class, str(name), value)
     recipe = _from_arguments(recipe_class, args)
     if recipe is None:
         raise UserError(f"--config {path}: {_first_bad(recipe_class, values)}")
@@ -86,8 +86,8 @@ def _from_arguments(recipe_class: type[RecipeT], args: list[str]) -> RecipeT | N
         return None
 
 
-def _as_arguments(name: str, value: Any) -> list[str]:
-    if isinstance(value, bool):
+def _as_arguments(recipe_class: type[TrainingRecipe], name: str, value: Any) -> list[str]:
+    if isinstance(value, bool) and get_type_hints(recipe_class)[name] is bool:
         return [f"--{name}" if value else f"--no-{name}"]
     if isinstance(value, (list, tuple)):
         return [f"--{name}", *map(str, value)]
@@ -97,7 +97,7 @@ def _as_arguments(name: str, value: Any) -> list[str]:
 def _first_bad(recipe_class: type[RecipeT], values: dict[str, Any]) -> str:
     """Which of the values is not taken, alone."""
     for name, value in values.items():
-        if _from_arguments(recipe_class, _as_arguments(name, value)) is None:
+        if _from_arguments(recipe_class, _as_arguments(recipe_class, name, value)) is None:
             kind = next(field.type for field in fields(recipe_class) if field.name == name)
             return f'"{name}: {value}" does not fit; it takes {getattr(kind, "__name__", kind)}'
     return "its values do not fit together"
@@ -108,6 +108,9 @@ def main(run: Callable[[RecipeT], Any], recipe_class: type[RecipeT], args: Seque
 
     A `UserError` ends in one line on standard error and exit code 2, a loss that is not finite in one line and 1.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A label that the terminal's encoding lacks is no reason to stop.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         run(parse(recipe_class, args))
     except (UserError, NonFiniteLossError, EmptyWindowError) as error:

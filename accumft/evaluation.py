@@ -8,6 +8,7 @@ from accelerate import Accelerator
 from accelerate.utils import pad_across_processes, send_to_device
 
 from accumft.data.windows import Batch, Collate
+from accumft.errors import NonFiniteLossError
 
 
 def inputs_of(batch: Batch) -> dict[str, torch.Tensor]:
@@ -28,6 +29,9 @@ def predict(
 
     Returns:
         (rows, …) float32 on the CPU, row i for row i of the data set.
+
+    Raises:
+        NonFiniteLossError: an output is not finite, on every process.
     """
     # Not the DDP wrapper: its forward communicates, and processes may have different numbers of batches.
     bare = accelerator.unwrap_model(model)
@@ -41,7 +45,7 @@ def predict(
     if not batches:
         return torch.empty(0)
     if accelerator.num_processes == 1:
-        return _in_order(torch.cat(rows), torch.cat(outputs))
+        return _finite(_in_order(torch.cat(rows), torch.cat(outputs)))
     if not outputs:
         # Fewer batches than processes: one row, dropped below, gives the gather its shape.
         batch = send_to_device(inputs_of(collate(dataset[batches[0][:1].tolist()])), accelerator.device)
@@ -50,7 +54,7 @@ def predict(
     # Shares differ in size: they are padded with row number -1, gathered, and the padding dropped by that number.
     all_rows = accelerator.gather(pad_across_processes(torch.cat(rows), pad_index=-1))
     all_outputs = accelerator.gather(pad_across_processes(torch.cat(outputs)))
-    return _in_order(all_rows, all_outputs)
+    return _finite(_in_order(all_rows, all_outputs))
 
 
 def batches_by_length(dataset: Any, batch_size: int) -> list[np.ndarray]:
@@ -58,6 +62,16 @@ def batches_by_length(dataset: Any, batch_size: int) -> list[np.ndarray]:
     lengths = np.asarray(dataset["length"]) if "length" in dataset.column_names else np.zeros(len(dataset))
     order = np.argsort(-lengths, kind="stable")
     return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+
+def _finite(outputs: torch.Tensor) -> torch.Tensor:
+    bad = (~torch.isfinite(outputs.flatten(1)).all(dim=1)).nonzero().flatten().tolist()
+    if bad:
+        raise NonFiniteLossError(
+            f"evaluation: the model's output is not finite for {len(bad)} of {len(outputs)} examples (the first is "
+            f"number {bad[0] + 1}): the training has diverged; lower the learning rate"
+        )
+    return outputs
 
 
 def _in_order(rows: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:

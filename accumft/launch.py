@@ -10,10 +10,12 @@ for more than one process or machine, and sets no WORLD_SIZE. A MASTER_ADDR that
 the same, so the message names that remedy too.
 """
 
+import functools
 import multiprocessing
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -31,6 +33,9 @@ from accelerate.utils import (
 )
 
 from accumft.errors import UserError
+
+RecipeT = TypeVar("RecipeT")
+ResultT = TypeVar("ResultT")
 
 # Accelerate reads the same variables in the same order: torchrun's, then those of the MPI implementations.
 WORLD_SIZE_VARIABLES = ["WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"]
@@ -116,6 +121,23 @@ def make_accelerator(
         reset_accelerate_state()
         raise
     return accelerator
+
+
+def leaves_no_state(run: Callable[[RecipeT], ResultT]) -> Callable[[RecipeT], ResultT]:
+    """Decorates a recipe's `run`: after it, and after an error in it, `notebook_launcher` starts from another cell.
+
+    Between several processes the state stays, since they still talk to each other.
+    """
+
+    @functools.wraps(run)
+    def clean(recipe: RecipeT) -> ResultT:
+        try:
+            return run(recipe)
+        finally:
+            if not torch.distributed.is_initialized():
+                reset_accelerate_state()
+
+    return clean
 
 
 def reset_accelerate_state() -> None:

@@ -1,5 +1,6 @@
 """Losses as sums over items, with what to divide them by."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -54,7 +55,7 @@ class ClassificationLoss(nn.Module):
             pos_weight = None if self.pos_weight is None else self.pos_weight.to(logits)
             loss = F.binary_cross_entropy_with_logits(logits, labels, pos_weight=pos_weight, reduction="none")
             if self.focal_gamma is not None:
-                loss = loss * torch.where(labels > 0.5, (-logits).sigmoid(), logits.sigmoid()) ** self.focal_gamma
+                loss = loss * _power(torch.where(labels > 0.5, -logits, logits).sigmoid(), self.focal_gamma)
             return loss.mean(dim=1).sum()
         weight = None if self.weight is None else self.weight.to(logits)
         if self.focal_gamma is None:
@@ -62,13 +63,18 @@ class ClassificationLoss(nn.Module):
         log_probabilities = logits.log_softmax(dim=1)
         loss = F.nll_loss(log_probabilities, labels, weight=weight, reduction="none")
         log_of_label = log_probabilities.gather(1, labels[:, None]).squeeze(1)
-        return (loss * (1.0 - log_of_label.exp()) ** self.focal_gamma).sum()
+        return (loss * _power(-torch.expm1(log_of_label), self.focal_gamma)).sum()
 
     def num_items(self, labels: torch.Tensor) -> torch.Tensor | float:
         """What `forward`'s sum is to be divided by, over all the examples that it is summed over."""
         if self.problem_type == "single_label_classification" and self.weight is not None:
             return self.weight.to(labels.device)[labels].sum()
         return len(labels)
+
+
+def _power(miss: torch.Tensor, gamma: float) -> torch.Tensor:
+    """miss ** gamma with a finite derivative also at a miss of 0, where that of a gamma below 1 is infinite."""
+    return miss.clamp_min(torch.finfo(miss.dtype).eps) ** gamma
 
 
 def build_loss(
@@ -104,8 +110,8 @@ def build_loss(
             raise UserError(f"{flag}: has no meaning for {problem_type} with --loss {loss}; leave it out")
     if not 0.0 <= label_smoothing < 1.0:
         raise UserError(f"--label_smoothing {label_smoothing}: must be at least 0 and below 1")
-    if focal_gamma < 0.0:
-        raise UserError(f"--focal_gamma {focal_gamma}: must not be negative")
+    if not 0.0 <= focal_gamma < math.inf:
+        raise UserError(f"--focal_gamma {focal_gamma}: must be finite and not negative")
     if single:
         counts = np.bincount(train_labels, minlength=len(label_names))
         balanced = len(train_labels) / (len(label_names) * np.maximum(counts, 1))

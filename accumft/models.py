@@ -207,3 +207,13 @@ def position_limit(model: nn.Module, tokenizer: Any) -> int | None:
         if isinstance(positions, int) and positions > 0:
             limits.append(positions)
     return min(limits, default=None)
+
+
+def fitting_length(max_length: int, limit: int | None, multiple_of: int | None) -> int:
+    """`max_length`, or what of it stays within the model's positions when rows are padded to a multiple."""
+    length = max_length if limit is None else min(max_length, limit)
+    if multiple_of is None or limit is None or -(-length // multiple_of) * multiple_of <= limit:
+        return length
+    if multiple_of > limit:
+        raise UserError(f"--pad_to_multiple_of {multiple_of}: the model has {limit} positions; lower it")
+    return limit // multiple_of * multiple_of

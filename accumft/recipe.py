@@ -1,6 +1,7 @@
 """The fields that every run has. A recipe's dataclass extends one of these and adds its own."""
 
 import difflib
+import math
 from dataclasses import dataclass, fields, replace
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -54,7 +55,7 @@ class TrainingRecipe:
     warmup_steps: int | None = None
     """Optimizer steps from zero to the peak. Not together with warmup_ratio."""
     warmup_ratio: float | None = None
-    """Share of all optimizer steps, 0 to 1, that warms up, rounded up. Neither set: no warm-up."""
+    """Share of all optimizer steps, 0 to 1, that warms up, rounded up. Neither set: 0.1, but 0 for constant."""
     min_lr_ratio: float = 0.0
     """What a decay ends at, as a share of the peak learning rate, 0 to 1."""
     lr_power: float = 1.0
@@ -130,7 +131,6 @@ MINIMUM = {
     "per_device_eval_batch_size": 1,
     "dataloader_num_workers": 0,
     "weight_decay": 0,
-    "adam_epsilon": 0,
     "sgd_momentum": 0,
     "warmup_steps": 0,
     "eval_steps": 1,
@@ -141,19 +141,16 @@ MINIMUM = {
     "max_eval_samples": 1,
     "max_length": 4,
     "pad_to_multiple_of": 1,
-    "synthetic_size": 16,
+    "synthetic_size": 32,
 }
-POSITIVE = ("learning_rate", "max_grad_norm", "lr_power")
+POSITIVE = ("learning_rate", "max_grad_norm", "lr_power", "adam_epsilon")
+BELOW_ONE = ("adam_beta1", "adam_beta2", "dropout", "label_smoothing")
 SHARES = (
     "warmup_ratio",
     "min_lr_ratio",
     "lr_decay_ratio",
-    "adam_beta1",
-    "adam_beta2",
     "validation_split",
-    "dropout",
     "threshold",
-    "label_smoothing",
 )
 MAXIMUM_SEED = 2**32 - 1  # NumPy's
 
@@ -185,12 +182,16 @@ def checked(recipe: RecipeT) -> RecipeT:
             raise UserError(f"--{name} {value}: must be at least {minimum}")
     for name in POSITIVE:
         value = getattr(recipe, name)
-        if value is not None and not value > 0:
-            raise UserError(f"--{name} {value}: must be positive")
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"--{name} {value}: must be positive and finite")
     for name in SHARES:
         value = getattr(recipe, name, None)
         if value is not None and not 0 <= value <= 1:
             raise UserError(f"--{name} {value}: must be between 0 and 1")
+    for name in BELOW_ONE:
+        value = getattr(recipe, name, None)
+        if value is not None and not 0 <= value < 1:
+            raise UserError(f"--{name} {value}: must be at least 0 and below 1")
     if recipe.seed > MAXIMUM_SEED:
         raise UserError(f"--seed {recipe.seed}: must be at most {MAXIMUM_SEED}")
     return recipe

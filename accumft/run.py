@@ -14,7 +14,6 @@ from accelerate.utils import broadcast, broadcast_object_list
 from torch.optim.lr_scheduler import LRScheduler
 
 from accumft.data.windows import Window, WindowDataset
-from accumft.launch import reset_accelerate_state
 from accumft.outputs import claim_output_dir, load_weights, save_model, save_recipe, to_json
 from accumft.plan import Plan
 from accumft.recipe import TrainingRecipe
@@ -69,7 +68,7 @@ class Run:
         self.recipe, self.accelerator, self.plan = recipe, accelerator, plan
         self.model, self.optimizer, self.scheduler, self.processor = model, optimizer, scheduler, processor
         self.best_metric, self.greater_is_better = best
-        self.output_dir = Path(recipe.output_dir)
+        self.output_dir = Path(recipe.output_dir).expanduser().resolve()
         self.step = 0
         """Completed optimizer steps."""
         self.history: list[dict[str, Any]] = []
@@ -83,6 +82,7 @@ class Run:
         self._training_seconds = 0.0
         self._started = 0.0
         self._log: Any = None
+        self._lock: Any = None
         self._bar: Any = None
 
     @property
@@ -94,12 +94,17 @@ class Run:
     def recipe_values(self) -> dict[str, Any]:
         """The recipe by field name with what was resolved filled in, as YAML has it: it repeats the run on any number
         of processes."""
+        batch = self.plan.batch
+        by_steps = (
+            self.recipe.per_device_train_batch_size is None and self.recipe.gradient_accumulation_steps is not None
+        )
         resolved = replace(
             self.recipe,
-            effective_batch_size=self.plan.batch.effective_batch_size,
-            per_device_train_batch_size=self.plan.batch.per_device_train_batch_size,
-            # Follows from the two above on whatever number of processes repeats the run.
-            gradient_accumulation_steps=None,
+            effective_batch_size=batch.effective_batch_size,
+            # One of the two follows from the other on whatever number of processes repeats the run.
+            per_device_train_batch_size=None if by_steps else batch.per_device_train_batch_size,
+            gradient_accumulation_steps=batch.gradient_accumulation_steps if by_steps else None,
+            mixed_precision=self.accelerator.mixed_precision,
         )
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(resolved).items()}
 
@@ -107,7 +112,7 @@ class Run:
         from tqdm.auto import tqdm
 
         if self.is_main:
-            claim_output_dir(self.output_dir)
+            self._lock = claim_output_dir(self.output_dir)
             save_recipe(self.recipe_values, self.output_dir / "recipe.yaml")
             self._log = open(self.output_dir / "metrics.jsonl", "w", encoding="utf-8", buffering=1)
         self.accelerator.wait_for_everyone()
@@ -122,11 +127,12 @@ class Run:
         self._bar.close()
         if self._log is not None:
             self._log.close()
-        if self.recipe.report_to:
-            self.accelerator.end_training()
-        if self.accelerator.num_processes == 1:
-            # So that `notebook_launcher` starts after a run in a cell. What the run prepared keeps its own state.
-            reset_accelerate_state()
+        # Not end_training: it takes the process group with it, which a next run in these processes needs.
+        for tracker in self.accelerator.trackers:
+            tracker.finish()
+        if self._lock is not None:
+            self._lock.release()
+            Path(self._lock.lock_file).unlink(missing_ok=True)
 
     def windows(self, dataset: WindowDataset) -> Iterator[Window]:
         """This process's windows on the device, one for each optimizer step, until the run ends.
@@ -253,7 +259,7 @@ class Run:
         if self.is_main:
             text = to_json(results, indent=2)
             (self.output_dir / "all_results.json").write_text(text + "\n", encoding="utf-8")
-        return RunResult(str(self.output_dir), self.step, results, self.history)
+        return RunResult(self.recipe.output_dir, self.step, results, self.history)
 
 
 def _flat(recipe: TrainingRecipe) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from accumft.errors import UserError
 from accumft.recipe import TrainingRecipe, refuse_unused
 
+DEFAULT_WARMUP_RATIO = 0.1
+
 # Without a warm-up inverse_sqrt has no length of its own; transformers takes the same.
 INVERSE_SQRT_TIMESCALE = 10_000
 
@@ -65,16 +67,20 @@ def build_schedule(recipe: TrainingRecipe, total_steps: int) -> Schedule:
         raise UserError("--warmup_steps and --warmup_ratio are both set: leave one of them unset")
     if recipe.warmup_steps is not None:
         warmup, arithmetic = recipe.warmup_steps, f"--warmup_steps {recipe.warmup_steps}"
+    elif recipe.warmup_ratio is not None:
+        warmup = math.ceil(round(recipe.warmup_ratio * total_steps, 6))
+        arithmetic = f"--warmup_ratio {recipe.warmup_ratio} of {total_steps} steps is {warmup}, which"
     else:
-        ratio = recipe.warmup_ratio or 0.0
-        warmup = math.ceil(round(ratio * total_steps, 6))
-        arithmetic = f"--warmup_ratio {ratio} of {total_steps} steps is {warmup}, which"
+        warmup = 0 if kind == "constant" else min(math.ceil(DEFAULT_WARMUP_RATIO * total_steps), total_steps - 1)
+        arithmetic = f"the default warm-up of {warmup} steps"
     if warmup and kind == "constant":
         raise UserError(
             f"{arithmetic} has no place in a constant schedule: use --lr_scheduler_type constant_with_warmup"
         )
     if warmup >= total_steps:
-        raise UserError(f"{arithmetic} leaves nothing of the {total_steps} optimizer steps at the peak learning rate")
+        raise UserError(
+            f"{arithmetic} leaves nothing of the {total_steps} optimizer steps at the peak learning rate; lower it"
+        )
     if recipe.min_lr_ratio and kind in WITHOUT_DECAY:
         raise UserError(f"--min_lr_ratio {recipe.min_lr_ratio}: the {kind} schedule does not decay")
     if kind != "polynomial":

@@ -14,19 +14,24 @@ import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list, set_seed
 
-from accumft.classification import Scores, best_metric, report, score
+from accumft.classification import Scores, best_metric, check_fields, report, score
 from accumft.cli import main
 from accumft.data.splits import ClassificationData, load_classification_data, read_splits
 from accumft.data.text import TextCollator, tokenize
 from accumft.data.windows import Batch, WindowDataset
-from accumft.errors import UserError
 from accumft.evaluation import inputs_of, predict
-from accumft.launch import make_accelerator, num_processes
+from accumft.launch import leaves_no_state, make_accelerator, num_processes
 from accumft.losses import ClassificationLoss, build_loss
-from accumft.models import build_small_bert, load_sequence_classifier, position_limit, train_vocabulary
+from accumft.models import (
+    build_small_bert,
+    fitting_length,
+    load_sequence_classifier,
+    position_limit,
+    train_vocabulary,
+)
 from accumft.optim import build_optimizer
 from accumft.plan import Plan, resolve_batch_sizes
-from accumft.recipe import TableRecipe, checked
+from accumft.recipe import TableRecipe, checked, refuse_unused
 from accumft.report.overview import describe_data, describe_run
 from accumft.run import Run, RunResult
 from accumft.schedule import build_schedule, build_scheduler
@@ -84,8 +89,6 @@ class TextClsRecipe(TableRecipe):
     synthetic notes, a few hundred rows of your own want 3 to 10."""
     learning_rate: float = 3e-4
     """Peak learning rate. The default suits MiniLM; larger models want 1e-5 to 5e-5, the new small BERT 1e-3."""
-    warmup_ratio: float | None = 0.1
-    """Share of all optimizer steps, 0 to 1, that warms up, rounded up. None where warmup_steps is set."""
     output_dir: str = "outputs/text_cls"
     """Folder for the model, the log and the report. An earlier run found there is moved aside, never overwritten."""
 
@@ -93,8 +96,6 @@ class TextClsRecipe(TableRecipe):
 def load_data(recipe: TextClsRecipe) -> tuple[ClassificationData, str]:
     """The texts with their labels, and what they are in a line."""
     if recipe.train_file is None and recipe.dataset_name is None:
-        if recipe.validation_file or recipe.test_file:
-            raise UserError("--validation_file and --test_file need --train_file or --dataset_name")
         held_out = max(8, recipe.synthetic_size // 4)
         splits = load_synthetic(
             num_train=recipe.synthetic_size,
@@ -137,9 +138,11 @@ def num_items(criterion: ClassificationLoss, batch: Batch) -> torch.Tensor | flo
     return criterion.num_items(batch["labels"])
 
 
+@leaves_no_state
 def run(recipe: TextClsRecipe) -> RunResult:
     """Trains, evaluates, and leaves the model and its report in `recipe.output_dir`."""
     recipe = checked(recipe)
+    check_fields(recipe)
     batch = resolve_batch_sizes(
         recipe.effective_batch_size,
         recipe.per_device_train_batch_size,
@@ -154,6 +157,11 @@ def run(recipe: TextClsRecipe) -> RunResult:
         find_unused_parameters=recipe.ddp_find_unused_parameters,
     )
     data, source = load_data(recipe)
+    if data.labels.problem_type != "multi_label_classification":
+        refuse_unused(recipe, ("threshold",), data.labels.problem_type)
+    if data.validation is None:
+        fields = ("early_stopping_patience", "metric_for_best_model", "greater_is_better", "eval_steps")
+        refuse_unused(recipe, fields, "no validation data")
     plan = Plan.of(len(data.train), batch, recipe.seed, recipe.num_train_epochs, recipe.max_steps)
     schedule = build_schedule(recipe, plan.total_steps)
     train_labels = np.asarray(data.train["labels"])
@@ -167,10 +175,11 @@ def run(recipe: TextClsRecipe) -> RunResult:
         label_smoothing=recipe.label_smoothing,
         focal_gamma=recipe.focal_gamma,
     ).to(accelerator.device)
-    best = best_metric(recipe.metric_for_best_model, recipe.greater_is_better, data, source)
+    validation = recipe.validation_file or f"the validation rows of {source}"
+    best = best_metric(recipe.metric_for_best_model, recipe.greater_is_better, data, validation)
 
     model, tokenizer = build_model(recipe, data)
-    max_length = min(recipe.max_length, position_limit(model, tokenizer) or recipe.max_length)
+    max_length = fitting_length(recipe.max_length, position_limit(model, tokenizer), recipe.pad_to_multiple_of)
     tokenized = {
         name: tokenize(split, tokenizer, max_length, show_progress=accelerator.is_main_process)
         for name, split in data.splits.items()

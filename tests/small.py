@@ -11,7 +11,6 @@ def small_recipe(output_dir: Path, **fields: Any) -> TextClsRecipe:
     """48 notes of at most 24 tokens, 3 steps of 16 an epoch."""
     defaults: dict[str, Any] = {
         "from_scratch": True,
-        "synthetic_size": 48,
         "max_length": 24,
         "dropout": 0.0,
         "effective_batch_size": 16,
@@ -19,6 +18,8 @@ def small_recipe(output_dir: Path, **fields: Any) -> TextClsRecipe:
         "num_train_epochs": 2.0,
         "output_dir": str(output_dir),
     }
+    if fields.get("train_file") is None:
+        defaults["synthetic_size"] = 48
     return TextClsRecipe(**{**defaults, **fields})
 
 

@@ -76,6 +76,14 @@ def test_regression_of_one_target_takes_a_column_of_logits() -> None:
     assert found.item() == pytest.approx(nn.MSELoss()(logits[:, 0], targets[:, 0]).item(), rel=1e-12)
 
 
+@pytest.mark.parametrize("problem", [SINGLE, MULTI])
+def test_focal_gradient_is_finite_where_the_model_is_sure(problem: str) -> None:
+    sure = torch.tensor([[200.0, -200.0]], requires_grad=True)
+    labels = torch.tensor([0]) if problem == SINGLE else torch.tensor([[1.0, 0.0]])
+    ClassificationLoss(problem, focal_gamma=0.5)(sure, labels).backward()
+    assert torch.isfinite(sure.grad).all()
+
+
 def test_balanced_weights() -> None:
     labels = np.array([0] * 6 + [1] * 3 + [2])
     criterion = build_loss(SINGLE, ["a", "b", "c"], labels, class_weights=("balanced",))

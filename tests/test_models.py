@@ -22,6 +22,7 @@ from accumft.errors import UserError
 from accumft.evaluation import inputs_of
 from accumft.models import (
     build_small_bert,
+    fitting_length,
     load_sequence_classifier,
     position_limit,
     resolve_model_path,
@@ -170,3 +171,16 @@ def test_small_bert_loads_again_with_its_tokenizer(tmp_path: Path) -> None:
     assert tokenizer.convert_ids_to_tokens(batch["input_ids"][0])[1:5] == ["胸", "痛", "三", "天"]
     with torch.no_grad():
         assert torch.allclose(again.eval()(**batch).logits, model.eval()(**batch).logits, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("max_length", "limit", "multiple", "length"),
+    [(100, 512, None, 100), (900, 512, None, 512), (900, None, 8, 900), (512, 512, 96, 480), (100, 512, 96, 100)],
+)
+def test_fitting_length(max_length: int, limit: int | None, multiple: int | None, length: int) -> None:
+    assert fitting_length(max_length, limit, multiple) == length
+
+
+def test_multiple_beyond_the_positions() -> None:
+    with pytest.raises(UserError, match="--pad_to_multiple_of 700: the model has 512 positions"):
+        fitting_length(100, 512, 700)

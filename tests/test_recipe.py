@@ -45,6 +45,7 @@ def test_ranges_name_fields_that_exist() -> None:
     ("change", "message"),
     [
         ({"learning_rate": "3e-4"}, r"--learning_rate '3e-4': must be of type float"),
+        ({"learning_rate": float("inf")}, "--learning_rate inf: must be positive and finite"),
         ({"learning_rate": 0.0}, "--learning_rate 0.0: must be positive"),
         ({"learning_rate": float("nan")}, "--learning_rate nan: must be positive"),
         ({"optim": "adamw"}, "--optim 'adamw': must be one of .*did you mean 'adamw_torch'"),
@@ -59,7 +60,7 @@ def test_ranges_name_fields_that_exist() -> None:
         ({"eval_steps": 0}, "--eval_steps 0: must be at least 1"),
         ({"early_stopping_patience": 0}, "--early_stopping_patience 0"),
         ({"max_grad_norm": -1.0}, "--max_grad_norm -1.0: must be positive"),
-        ({"adam_beta2": 1.5}, "--adam_beta2 1.5: must be between 0 and 1"),
+        ({"adam_beta2": 1.0}, "--adam_beta2 1.0: must be at least 0 and below 1"),
         ({"train_file": 3}, "--train_file 3: must be of type str or None"),
     ],
 )
@@ -106,7 +107,13 @@ def test_config_then_flags(tmp_path: Path) -> None:
 
 
 def test_every_field_survives_yaml(tmp_path: Path) -> None:
-    recipe = TextClsRecipe(delimiter="\t", label_delimiter="-", class_weights=("1", "2"), report_to=("tensorboard",))
+    recipe = TextClsRecipe(
+        greater_is_better=False,
+        delimiter="\t",
+        label_delimiter="-",
+        class_weights=("1", "2"),
+        report_to=("tensorboard",),
+    )
     path = tmp_path / "recipe.yaml"
     values = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
     path.write_text(yaml.safe_dump({k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}))

@@ -15,7 +15,7 @@ from text_cls import run as run_recipe
 from accumft.errors import NonFiniteLossError, UserError
 from accumft.launch import make_accelerator
 from accumft.models import build_small_bert
-from accumft.outputs import claim_output_dir
+from accumft.outputs import check_output_dir, claim_output_dir
 from accumft.plan import Plan, resolve_batch_sizes
 from accumft.recipe import TrainingRecipe
 from accumft.run import Run
@@ -174,22 +174,48 @@ def test_forgotten_after_step_is_an_error(tmp_path: Path) -> None:
 def test_earlier_runs_are_moved_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     for number in range(3):
-        claim_output_dir(folder)
+        lock = claim_output_dir(check_output_dir(str(folder), ()))
         (folder / "recipe.yaml").write_text(str(number))
+        lock.release()
     assert [(tmp_path / name / "recipe.yaml").read_text() for name in ("run-1", "run-2", "run")] == ["0", "1", "2"]
     assert f"the earlier run in {folder} is now in {folder}-2" in capsys.readouterr().out
 
 
-def test_a_folder_of_other_files_is_used_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "notes.csv").touch()
-    claim_output_dir(tmp_path)
-    assert (tmp_path / "notes.csv").exists()
+def test_a_run_that_is_going_on_is_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    lock = claim_output_dir(folder)
+    (folder / "recipe.yaml").touch()
+    with pytest.raises(UserError, match="another run is going on in it"):
+        claim_output_dir(folder)
+    lock.release()
+    claim_output_dir(folder).release()
+    assert (tmp_path / "run-1" / "recipe.yaml").exists()
 
 
-def test_output_dir_that_is_a_file(tmp_path: Path) -> None:
-    (tmp_path / "x").touch()
-    with pytest.raises(UserError, match="a file; name a folder"):
-        claim_output_dir(tmp_path / "x")
+@pytest.mark.parametrize(
+    ("output_dir", "message"),
+    [
+        ("file", "a file; name a folder"),
+        ("mine", "holds files that are not of an earlier run"),
+        (".", "lies in it"),
+        ("earlier", r"data\.csv lies in it"),
+        ("x" * 300, "cannot be used"),
+        ("a\0b", "cannot be used"),
+        ("/proc/run", "not writable|cannot be used"),
+    ],
+)
+def test_folders_that_a_run_must_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_dir: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "recipe.yaml").touch()
+    for name in ("mine/README.md", "earlier/recipe.yaml", "earlier/data.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(UserError, match=message):
+        claim_output_dir(check_output_dir(output_dir, ("earlier/data.csv", None, "absent.csv")))
+    assert (tmp_path / "mine" / "README.md").exists() and (tmp_path / "earlier" / "data.csv").exists()
 
 
 @pytest.mark.parametrize("optim", ["adamw_torch_fused", "sgd"])

@@ -59,9 +59,11 @@ def test_min_lr_ratio_of_the_others() -> None:
 
 
 def test_without_warmup() -> None:
-    assert factors(3, lr_scheduler_type="linear") == pytest.approx([0.75, 0.5, 0.25])
+    assert factors(3, lr_scheduler_type="linear", warmup_steps=0) == pytest.approx([0.75, 0.5, 0.25])
     assert factors(3, lr_scheduler_type="constant") == [1, 1, 1]
-    assert factors(2, lr_scheduler_type="inverse_sqrt") == pytest.approx([math.sqrt(1e4 / (1e4 + k)) for k in (1, 2)])
+    assert factors(2, lr_scheduler_type="inverse_sqrt", warmup_ratio=0.0) == pytest.approx(
+        [math.sqrt(1e4 / (1e4 + k)) for k in (1, 2)]
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -72,6 +74,12 @@ def test_no_update_is_wasted_and_the_peak_is_kept(name: str, total: int, warmup:
     found = factors(total, lr_scheduler_type=name, warmup_steps=warmup)
     assert all(0 < value <= 1 for value in found)
     assert max(found) == 1 or not warmup
+
+
+@pytest.mark.parametrize(("total", "warmup"), [(1, 0), (2, 1), (10, 1), (11, 2), (100, 10)])
+def test_a_tenth_warms_up_by_default_but_never_all(total: int, warmup: int) -> None:
+    assert build_schedule(TrainingRecipe(), total).warmup_steps == warmup
+    assert build_schedule(TrainingRecipe(lr_scheduler_type="constant"), total).warmup_steps == 0
 
 
 @pytest.mark.parametrize(("ratio", "total", "warmup"), [(0.1, 10, 1), (0.1, 11, 2), (0.3, 10, 3), (0.06, 1000, 60)])

@@ -249,8 +249,16 @@ MISTAKES = [
         "32",
     ),
     (["--mixed_precision", "fp16"], "bf16"),
-    (["--warmup_steps", "3"], "--warmup_ratio"),
-    (["--warmup_ratio", "None", "--warmup_steps", "1000", "--synthetic_size", "32"], "leaves nothing"),
+    (["--warmup_steps", "3", "--warmup_ratio", "0.1"], "--warmup_ratio"),
+    (["--warmup_steps", "1000", "--synthetic_size", "32"], "leaves nothing"),
+    (["--output_dir", "notes.csv"], "a file; name a folder"),
+    (["--output_dir", "."], "name"),
+    (["--threshold", "0.4", "--synthetic_size", "32"], "--threshold"),
+    (["--train_file", "notes.csv", "--synthetic_size", "90"], "--synthetic_size"),
+    (["--from_scratch", "--model_name_or_path", "x"], "--model_name_or_path"),
+    (["--train_file", "notes.csv", "--validation_split", "0", "--early_stopping_patience", "2"], "no validation data"),
+    (["--focal_gamma", "1"], "--focal_gamma"),
+    (["--adam_beta1", "1"], "below 1"),
     (["--metric_for_best_model", "f1_makro"], "f1_macro"),
     (["--report_to", "tensorbord"], "tensorbord"),
     (["--class_weights", "1", "2", "--synthetic_size", "32"], "8 labels"),
@@ -274,6 +282,36 @@ def test_mistakes_end_in_one_line_before_training(
     message = capsys.readouterr().err.strip().splitlines()[-1]
     assert message.startswith("error: ") and expected in message
     assert not (tmp_path / "outputs").exists(), "nothing was written"
+
+
+@pytest.mark.parametrize("mistaken", [False, True])
+def test_no_state_is_left_behind(finished: Path, tmp_path: Path, mistaken: bool) -> None:
+    from accelerate.state import AcceleratorState
+
+    recipe = small_recipe(tmp_path / "run", max_steps=1, train_file="absent.csv" if mistaken else None)
+    if mistaken:
+        with pytest.raises(UserError, match="absent"):
+            run(recipe)
+    else:
+        run(recipe)
+    assert AcceleratorState._shared_state == {}, "notebook_launcher refuses to start otherwise"
+
+
+def test_divergence_seen_in_evaluation_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = "--from_scratch --synthetic_size 32 --max_length 16 --max_steps 3 --eval_steps 1 --optim sgd"
+    args += f" --learning_rate 1e30 --max_grad_norm None --output_dir {tmp_path / 'run'}"
+    with pytest.raises(SystemExit) as end:
+        main(run, TextClsRecipe, args.split())
+    assert end.value.code == 1
+    assert "not finite" in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(("multiple", "length"), [(None, 24), (16, 24), (7, 24)])
+def test_padding_to_a_multiple_changes_no_loss(finished: Path, tmp_path: Path, multiple: int, length: int) -> None:
+    recipe = small_recipe(tmp_path / "run", per_device_train_batch_size=16, pad_to_multiple_of=multiple)
+    rows = [row for row in run(recipe).history if "loss" in row]
+    assert [row["loss"] for row in rows] == pytest.approx([row["loss"] for row in rows_of(finished)], rel=1e-5)
+    assert all(row["padded_tokens"] == 16 * -(-length // (multiple or 1)) * (multiple or 1) for row in rows)
 
 
 def test_edits_in_a_notebook_are_checked_before_anything_slow() -> None:
