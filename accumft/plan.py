@@ -84,15 +84,19 @@ def resolve_batch_sizes(
     return BatchSizes(effective, micro, needed, num_processes)
 
 
-@lru_cache(maxsize=2)
-def epoch_order(num_examples: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of one epoch: a permutation of 0 … num_examples − 1, int64, read-only.
+def random_order(n: int, seed: int, stream: int = 0) -> np.ndarray:
+    """The numbers 0 to n − 1, int64, in an order that depends on n, the seed and the stream alone.
 
     Sorts raw 64-bit draws: NumPy guarantees a bit generator's raw stream between versions, but not what
     `Generator.permutation` makes of it.
     """
-    draws = np.random.PCG64(np.random.SeedSequence([seed, epoch])).random_raw(num_examples)
-    order = np.argsort(draws, kind="stable")
+    return np.argsort(np.random.PCG64([seed % 2**64, stream]).random_raw(n), kind="stable")
+
+
+@lru_cache(maxsize=2)
+def epoch_order(num_examples: int, seed: int, epoch: int) -> np.ndarray:
+    """The order of one epoch: a permutation of 0 … num_examples − 1, int64, read-only."""
+    order = random_order(num_examples, seed, epoch)
     order.flags.writeable = False
     return order
 

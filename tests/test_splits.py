@@ -9,10 +9,11 @@ import datasets
 import numpy as np
 import pytest
 
-from accumft.data.draw import draw_rows, hold_out, random_order
+from accumft.data.draw import draw_rows, hold_out
 from accumft.data.files import ROW_COLUMN
 from accumft.data.splits import ClassificationData, load_classification_data, read_splits
 from accumft.errors import UserError
+from accumft.plan import random_order
 from accumft.recipe import TableRecipe
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,17 +1,10 @@
-"""Random choices of rows that a seed alone decides, on every machine and with every number of processes.
-
-They rest on the raw output of PCG64, which numpy promises to keep, and not on its Generator, which it does not.
-"""
+"""Random choices of rows that a seed alone decides, on every machine and with every number of processes."""
 
 from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-
-def random_order(n: int, seed: int, stream: int = 0) -> np.ndarray:
-    """The numbers 0 to n - 1, int64, in an order that only depends on n, the seed and the stream."""
-    raw = np.random.PCG64([seed % 2**64, stream]).random_raw(n)
-    return np.argsort(raw, kind="stable")
+from accumft.plan import random_order
 
 
 def draw_rows(n: int, size: int | None, seed: int, stream: int = 0) -> np.ndarray:
