@@ -2,13 +2,18 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import pad_across_processes, send_to_device
 
-from accumft.data.windows import Batch, Collate
+from accumft.cut import Limits
+from accumft.data.windows import Batch, Collate, lengths_of
 from accumft.errors import NonFiniteLossError
+from accumft.plan import BatchSizes
+from accumft.window_plan import batches_by_length
+
+# Rows of one forward where neither rows nor tokens are given.
+DEFAULT_ROWS = 32
 
 
 def inputs_of(batch: Batch) -> dict[str, torch.Tensor]:
@@ -18,14 +23,14 @@ def inputs_of(batch: Batch) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def predict(
-    accelerator: Accelerator, model: torch.nn.Module, dataset: Any, collate: Collate, batch_size: int
+    accelerator: Accelerator, model: torch.nn.Module, dataset: Any, collate: Collate, limits: Limits
 ) -> torch.Tensor:
     """The model's logits for every row of `dataset`, on every process.
 
     Args:
         model: prepared. It is left in evaluation mode.
         dataset: a tokenised `datasets.Dataset`; a column "length" groups rows of like length.
-        batch_size: rows in one forward on one process; the result does not depend on it.
+        limits: of one forward on one process; the result does not depend on them.
 
     Returns:
         (rows, …) float32 on the CPU, row i for row i of the data set.
@@ -36,19 +41,19 @@ def predict(
     # Not the DDP wrapper: its forward communicates, and processes may have different numbers of batches.
     bare = accelerator.unwrap_model(model)
     bare.eval()
-    batches = batches_by_length(dataset, batch_size)
+    if not len(dataset):
+        return torch.empty(0)
+    lengths = lengths_of(dataset)
     rows, outputs = [], []
-    for indices in batches[accelerator.process_index :: accelerator.num_processes]:
+    for indices in batches_by_length(lengths, accelerator.num_processes, accelerator.process_index, limits):
         batch = send_to_device(inputs_of(collate(dataset[indices.tolist()])), accelerator.device)
         outputs.append(bare(**batch).logits.float())
         rows.append(torch.from_numpy(indices).to(accelerator.device))
-    if not batches:
-        return torch.empty(0)
     if accelerator.num_processes == 1:
         return _finite(_in_order(torch.cat(rows), torch.cat(outputs)))
     if not outputs:
         # Fewer batches than processes: one row, dropped below, gives the gather its shape.
-        batch = send_to_device(inputs_of(collate(dataset[batches[0][:1].tolist()])), accelerator.device)
+        batch = send_to_device(inputs_of(collate(dataset[[int(lengths.argmin())]])), accelerator.device)
         outputs.append(bare(**batch).logits.float())
         rows.append(torch.full((1,), -1, device=accelerator.device))
     # Shares differ in size: they are padded with row number -1, gathered, and the padding dropped by that number.
@@ -57,11 +62,13 @@ def predict(
     return _finite(_in_order(all_rows, all_outputs))
 
 
-def batches_by_length(dataset: Any, batch_size: int) -> list[np.ndarray]:
-    """Row numbers of all rows in batches of at most `batch_size`, longest first, so that little is padded."""
-    lengths = np.asarray(dataset["length"]) if "length" in dataset.column_names else np.zeros(len(dataset))
-    order = np.argsort(-lengths, kind="stable")
-    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+def evaluation_limits(per_device_eval_batch_size: int | None, batch: BatchSizes, pad_to_multiple_of: int = 1) -> Limits:
+    """Limits of one forward: the given number of rows; else twice the tokens of a training micro-batch, as nothing is
+    kept for a backward; else 32 rows."""
+    tokens = batch.limits().max_tokens
+    if per_device_eval_batch_size is not None or tokens is None:
+        return Limits(per_device_eval_batch_size or DEFAULT_ROWS, None, pad_to_multiple_of)
+    return Limits(None, 2 * tokens, pad_to_multiple_of)
 
 
 def _finite(outputs: torch.Tensor) -> torch.Tensor:

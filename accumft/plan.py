@@ -1,41 +1,60 @@
 """Which examples make each effective batch, and how each process cuts its share of it.
 
-Everything here is a pure function of (number of examples, effective batch, seed, epoch, processes): nothing depends on
-history, so any step's window can be made at any time, and which examples meet in a step does not depend on the cut.
+Everything here is a pure function of (number of examples, effective batch, seed, epoch, and for the cut alone lengths,
+limits and processes): nothing depends on history, so any step's window can be made at any time, and which examples meet
+in a step does not depend on the cut.
 """
 
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 
+from accumft.cut import Limits
 from accumft.errors import UserError
 
-# Of a run that sets none of the three batch fields: small micro-batches of rows of like length pad little.
-DEFAULT_EFFECTIVE_BATCH_SIZE, DEFAULT_MICRO_BATCH_SIZE = 8, 2
-# Of a run that sets some of them, as transformers has it.
+DEFAULT_EFFECTIVE_BATCH_SIZE = 8
+# Padded tokens of a micro-batch where nothing is said of micro-batches: enough for the matrix products of a CPU, and
+# little enough for any device.
+DEFAULT_TOKENS = 1024
+# Examples of a micro-batch where only the accumulation steps are given, as transformers has it.
 DEFAULT_PER_DEVICE_BATCH_SIZE = 8
+
+TokenBudget = int | Literal["auto"]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSizes:
-    """How one effective batch is cut: the four numbers, consistent with each other."""
+    """How one effective batch is cut: numbers that are consistent with each other."""
 
     effective_batch_size: int
     """Examples per optimizer step, over all processes."""
-    per_device_train_batch_size: int
-    """Examples in one micro-batch, at most."""
+    per_device_train_batch_size: int | None
+    """Examples in one micro-batch, at most; None: the tokens are the limit."""
     gradient_accumulation_steps: int
-    """Micro-batches per step on the process with the largest share."""
+    """What the Accelerator is made with: with a limit of examples, the micro-batches that the largest share needs; with
+    a limit of tokens 1, since their number changes from step to step."""
     num_processes: int
+    max_tokens_per_micro_batch: TokenBudget | None = None
+    """Padded tokens in one micro-batch, at most; "auto": to be measured; None: the examples are the limit."""
 
     def __str__(self) -> str:
-        per_process = -(-self.effective_batch_size // self.num_processes)
         processes = "1 process" if self.num_processes == 1 else f"{self.num_processes} processes"
-        micro = f"{self.gradient_accumulation_steps} micro-batch{'es' * (self.gradient_accumulation_steps > 1)}"
-        size = -(-per_process // self.gradient_accumulation_steps)
-        return f"{self.effective_batch_size} examples = {processes} x {micro} of up to {size}"
+        if self.max_tokens_per_micro_batch == "auto":
+            limit = "as many tokens as is fastest"
+        elif self.max_tokens_per_micro_batch is not None:
+            limit = f"{self.max_tokens_per_micro_batch:,} tokens"
+        else:
+            limit = f"{self.per_device_train_batch_size} examples"
+        return f"{self.effective_batch_size} examples over {processes}, in micro-batches of up to {limit}"
+
+    def limits(self, pad_to_multiple_of: int = 1) -> Limits:
+        """What the planner keeps to."""
+        if self.max_tokens_per_micro_batch == "auto":
+            raise ValueError("the token budget is still to be measured")
+        return Limits(self.per_device_train_batch_size, self.max_tokens_per_micro_batch, pad_to_multiple_of)
 
 
 def resolve_batch_sizes(
@@ -43,29 +62,37 @@ def resolve_batch_sizes(
     per_device_train_batch_size: int | None,
     gradient_accumulation_steps: int | None,
     num_processes: int,
+    max_tokens_per_micro_batch: TokenBudget | None = None,
 ) -> BatchSizes:
-    """Fills in what is not given of the three batch fields, or raises a `UserError` that shows why they disagree.
+    """Fills in what is not given of the batch fields, or raises a `UserError` that shows why they disagree.
 
-    Without `effective_batch_size` it is the product of the others and the processes; with it, the accumulation steps
-    follow, rounded up: the micro-batches then differ by at most one example. With none of the three, the effective
-    batch is 8 on any number of processes, in micro-batches of 2.
+    Micro-batches are limited by tokens (`max_tokens_per_micro_batch`; 1,024 where nothing is said), or by examples
+    where one of the two other fields is given. Without `effective_batch_size` it is the product of those two and the
+    processes; with it, the accumulation steps follow, rounded up. With none of them it is 8 on any number of processes.
     """
     given = {
         "effective_batch_size": effective_batch_size,
         "per_device_train_batch_size": per_device_train_batch_size,
         "gradient_accumulation_steps": gradient_accumulation_steps,
     }
-    for name, value in given.items():
-        if value is not None and value < 1:
+    for name, value in [*given.items(), ("max_tokens_per_micro_batch", max_tokens_per_micro_batch)]:
+        if value is not None and value != "auto" and value < 1:
             raise UserError(f"--{name} {value}: must be at least 1")
     effective, micro, steps = given.values()
 
-    if effective is None and (micro is not None or steps is not None):
+    if micro is None and steps is None:
+        tokens = DEFAULT_TOKENS if max_tokens_per_micro_batch is None else max_tokens_per_micro_batch
+        return BatchSizes(effective or DEFAULT_EFFECTIVE_BATCH_SIZE, None, 1, num_processes, tokens)
+    if max_tokens_per_micro_batch is not None:
+        other = "per_device_train_batch_size" if micro is not None else "gradient_accumulation_steps"
+        raise UserError(
+            f"--max_tokens_per_micro_batch {max_tokens_per_micro_batch} and --{other} {given[other]}: two ways to "
+            "limit a micro-batch; leave one of them unset"
+        )
+    if effective is None:
         micro, steps = micro or DEFAULT_PER_DEVICE_BATCH_SIZE, steps or 1
         return BatchSizes(micro * steps * num_processes, micro, steps, num_processes)
 
-    if effective is None:
-        effective, micro = DEFAULT_EFFECTIVE_BATCH_SIZE, DEFAULT_MICRO_BATCH_SIZE
     share = -(-effective // num_processes)
     where = f"effective_batch_size {effective} over {num_processes} process(es) is up to {share} example(s) each"
     if micro is None and steps is not None:
@@ -99,11 +126,6 @@ def epoch_order(num_examples: int, seed: int, epoch: int) -> np.ndarray:
     order = random_order(num_examples, seed, epoch)
     order.flags.writeable = False
     return order
-
-
-def split_evenly(indices: np.ndarray, parts: int) -> list[np.ndarray]:
-    """`parts` contiguous pieces whose sizes differ by at most one, larger ones first; pieces may be empty."""
-    return np.array_split(indices, parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,25 +162,6 @@ class Plan:
         epoch, position = divmod(step, self.steps_per_epoch)
         size = self.batch.effective_batch_size
         return epoch_order(self.num_examples, self.seed, epoch)[position * size : (position + 1) * size]
-
-    def micro_batches(self, step: int, process_index: int, lengths: np.ndarray | None = None) -> list[np.ndarray]:
-        """The micro-batches of one process in step `step`; an empty list where a short last batch leaves it none.
-
-        Args:
-            lengths: (num_examples,) tokens of every example: rows of like length then share a micro-batch, the longest
-                first, so that little is padded. Which examples make the step does not depend on it.
-        """
-        examples, processes = self.effective_batch(step), self.batch.num_processes
-        if lengths is None:
-            share = split_evenly(examples, processes)[process_index]
-        else:
-            # Dealt in turn, so that every process has its part of the long ones.
-            share = examples[np.argsort(-lengths[examples], kind="stable")][process_index::processes]
-        if len(share) == 0:
-            return []
-        # A full share is cut into the configured number of pieces, a shorter one into proportionally fewer.
-        full = -(-self.batch.effective_batch_size // processes)
-        return split_evenly(share, -(-len(share) * self.batch.gradient_accumulation_steps // full))
 
     def window_seed(self, step: int, process_index: int) -> int:
         """Seed of the random generators for one window, 32 bits: dropout is a function of (seed, step, process)."""

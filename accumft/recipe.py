@@ -15,14 +15,18 @@ class TrainingRecipe:
 
     effective_batch_size: int | None = None
     """Examples per optimizer step, over all processes. Unset: per_device_train_batch_size x
-    gradient_accumulation_steps x processes; with none of the three set, 8 on any number of processes."""
+    gradient_accumulation_steps x processes; with neither of them set, 8 on any number of processes."""
+    max_tokens_per_micro_batch: int | Literal["auto"] | None = None
+    """Tokens in one micro-batch on one process, padding counted, at most; a longer row runs alone. "auto": the fastest
+    on this machine, tried out at the start. Unset: 1,024, unless one of the next two fields is set."""
     per_device_train_batch_size: int | None = None
-    """Examples in one micro-batch on one process, at most. Unset: what the other two batch fields lead to, else 8; with
-    none of the three set, 2."""
+    """Examples in one micro-batch on one process, at most, instead of a limit of tokens."""
     gradient_accumulation_steps: int | None = None
-    """Micro-batches in one optimizer step on one process. Unset: follows from effective_batch_size, else 1."""
-    per_device_eval_batch_size: int = 32
-    """Examples in one batch of evaluation on one process. The results do not depend on it."""
+    """Micro-batches of equal size that the effective batch would make on one process: another way to say how many
+    examples a micro-batch has at most. Rows of unlike length may be cut further."""
+    per_device_eval_batch_size: int | None = None
+    """Examples in one batch of evaluation on one process. The results do not depend on it. Unset: twice the tokens of a
+    training micro-batch, or 32 where that is limited by examples."""
     dataloader_num_workers: int = 0
     """Worker processes that read and collate the windows ahead; 0: in the main process."""
 

@@ -40,7 +40,7 @@ class Run:
     """The loop's partner: gives it its windows, and does after each step what is due.
 
     with Run(recipe, accelerator, model, optimizer, scheduler, plan, tokenizer, best) as run:
-        for window in run.windows(WindowDataset(dataset, plan, collate, accelerator.process_index)):
+        for window in run.windows(WindowDataset(dataset, window_plan, collate, accelerator.process_index)):
             result = train_step(accelerator, model, optimizer, window, loss_sum, num_items, recipe.max_grad_norm)
             if result.stepped:
                 scheduler.step()
@@ -101,6 +101,7 @@ class Run:
         resolved = replace(
             self.recipe,
             effective_batch_size=batch.effective_batch_size,
+            max_tokens_per_micro_batch=batch.max_tokens_per_micro_batch,
             # One of the two follows from the other on whatever number of processes repeats the run.
             per_device_train_batch_size=None if by_steps else batch.per_device_train_batch_size,
             gradient_accumulation_steps=batch.gradient_accumulation_steps if by_steps else None,

@@ -17,10 +17,11 @@ from accelerate.utils import broadcast_object_list, set_seed
 
 from accumft.classification import Scores, best_metric, check_fields, report, score
 from accumft.cli import main
+from accumft.cut import CostModel
 from accumft.data.splits import ClassificationData, load_classification_data, read_splits
 from accumft.data.text import TextCollator, tokenize
-from accumft.data.windows import Batch, WindowDataset
-from accumft.evaluation import inputs_of, predict
+from accumft.data.windows import Batch, WindowDataset, lengths_of
+from accumft.evaluation import evaluation_limits, inputs_of, predict
 from accumft.launch import leaves_no_state, make_accelerator, num_processes
 from accumft.losses import ClassificationLoss, build_loss
 from accumft.models import (
@@ -32,12 +33,14 @@ from accumft.models import (
 )
 from accumft.optim import build_optimizer
 from accumft.plan import Plan, resolve_batch_sizes
+from accumft.probe import with_token_budget
 from accumft.recipe import TableRecipe, checked, refuse_unused
 from accumft.report.overview import describe_data, describe_run
 from accumft.run import Run, RunResult
 from accumft.schedule import build_schedule, build_scheduler
 from accumft.step import train_step
 from accumft.synthetic import load_synthetic
+from accumft.window_plan import WindowPlan
 
 
 @dataclass(kw_only=True, slots=True)
@@ -150,6 +153,7 @@ def run(recipe: TextClsRecipe) -> RunResult:
         recipe.per_device_train_batch_size,
         recipe.gradient_accumulation_steps,
         num_processes(),
+        recipe.max_tokens_per_micro_batch,
     )
     accelerator = make_accelerator(
         gradient_accumulation_steps=batch.gradient_accumulation_steps,
@@ -190,12 +194,18 @@ def run(recipe: TextClsRecipe) -> RunResult:
     optimizer = build_optimizer(model, recipe)
     scheduler = build_scheduler(optimizer, schedule)
     accelerator.print(describe_data(data, tokenized, max_length))
-    accelerator.print(describe_run(recipe, plan, schedule, accelerator, model))
+    cost, multiple = CostModel.of(model.config, accelerator.device.type), recipe.pad_to_multiple_of or 1
     model, optimizer = accelerator.prepare(model, optimizer)
+    lengths = lengths_of(tokenized["train"])
+    losses = partial(loss_sum, criterion)
+    plan = with_token_budget(plan, accelerator, model, tokenized["train"], lengths, collate, losses)
+    window_plan = WindowPlan(plan, lengths, cost, multiple)
+    eval_limits = evaluation_limits(recipe.per_device_eval_batch_size, plan.batch, multiple)
+    accelerator.print(describe_run(recipe, window_plan, schedule, accelerator, model))
 
     def scores(split: str) -> Scores | None:
         """The scores of a split on the main process; None elsewhere."""
-        logits = predict(accelerator, model, tokenized[split], collate, recipe.per_device_eval_batch_size)
+        logits = predict(accelerator, model, tokenized[split], collate, eval_limits)
         references = np.asarray(data.splits[split]["labels"])
         if not accelerator.is_main_process:
             return None
@@ -206,14 +216,14 @@ def run(recipe: TextClsRecipe) -> RunResult:
         return found.scalars if found else {}
 
     with Run(recipe, accelerator, model, optimizer, scheduler, plan, tokenizer, best) as running:
-        windows = WindowDataset(tokenized["train"], plan, collate, accelerator.process_index)
+        windows = WindowDataset(tokenized["train"], window_plan, collate, accelerator.process_index)
         for window in running.windows(windows):
             result = train_step(
                 accelerator,
                 model,
                 optimizer,
                 window,
-                partial(loss_sum, criterion),
+                losses,
                 partial(num_items, criterion),
                 recipe.max_grad_norm,
             )

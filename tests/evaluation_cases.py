@@ -9,6 +9,7 @@ from datasets import Dataset
 from tasks import make_data, make_model, rows, task_named
 from torch import nn
 
+from accumft.cut import Limits
 from accumft.evaluation import predict
 
 SIZES = (1, 2, 3, 7, 29)
@@ -42,4 +43,4 @@ def collate(columns: dict[str, list[Any]]) -> dict[str, torch.Tensor]:
 def predictions(accelerator: Accelerator, n: int, batch_size: int) -> torch.Tensor:
     model = WithLogits(make_model(task_named("single_label")))
     model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    return predict(accelerator, model, dataset_of(n)[0], collate, batch_size)
+    return predict(accelerator, model, dataset_of(n)[0], collate, Limits(max_rows=batch_size))

@@ -99,10 +99,11 @@ def train_on_tail(
 ) -> tuple[torch.Tensor, list[StepResult]]:
     """One epoch of 16 + tail examples through the package's own plan and windows: (weights, results)."""
     from accumft.data.windows import WindowDataset
+    from accumft.window_plan import WindowPlan
 
     plan = tail_plan(tail, micro_batch_size, accelerator.num_processes)
     data = make_data(task, EFFECTIVE + tail)
     model, optimizer = prepared(accelerator, task, lr, dtype)
-    windows = WindowDataset(Rows(data), plan, lambda columns: columns, accelerator.process_index)
+    windows = WindowDataset(Rows(data), WindowPlan(plan), lambda columns: columns, accelerator.process_index)
     results = [train_step(accelerator, model, optimizer, window, *losses_of(task)) for window in windows.loader()]
     return flat(accelerator.unwrap_model(model)), results

@@ -10,7 +10,7 @@ import torch
 from accelerate.utils import send_to_device
 from torch.utils.data import DataLoader, Dataset
 
-from accumft.plan import Plan
+from accumft.window_plan import WindowPlan
 
 Batch = Mapping[str, torch.Tensor]
 Collate = Callable[[dict[str, list[Any]]], Batch]
@@ -22,15 +22,16 @@ class Window:
     """The micro-batches of one optimizer step on one process."""
 
     micro_batches: Sequence[Batch]
-    """At least one; of a placeholder exactly one, whose loss counts nothing."""
+    """At least one; the largest first."""
     rows: Sequence[Sequence[int]] = ()
     """Row numbers of each micro-batch's examples in their source, for messages."""
     step: int = 0
     """Optimizer steps completed before this window."""
     seed: int | None = None
     """Seed of the random generators during the window; None: they run on."""
-    placeholder: bool = False
-    """Whether this process has no share of a short effective batch, and only takes part in what all must do."""
+    placeholders: frozenset[int] = frozenset()
+    """Numbers of the micro-batches whose loss counts nothing: with them a process without a share of its own takes part
+    in what all must do."""
 
     counts: tuple[int, int, int] | None = None
     """Examples, tokens, and tokens with padding; None: to be counted from the tensors."""
@@ -49,43 +50,48 @@ def count(micro_batches: Sequence[Batch]) -> tuple[int, int, int]:
     return examples, sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks)
 
 
+def lengths_of(dataset: Any) -> np.ndarray:
+    """(rows,) tokens of each row, from the column "length"; without it all count alike."""
+    if "length" not in dataset.column_names:
+        return np.ones(len(dataset), np.int32)
+    return np.asarray(dataset.with_format("numpy")["length"][:], np.int32)
+
+
 class WindowDataset(Dataset[Window]):
     """Window number `step` of one process, for any step, in any order."""
 
-    def __init__(self, dataset: Any, plan: Plan, collate: Collate, process_index: int = 0) -> None:
+    def __init__(self, dataset: Any, plan: WindowPlan, collate: Collate, process_index: int = 0) -> None:
         """
         Args:
-            dataset: a `datasets.Dataset`. Its column "row", where it has one, numbers the rows for messages; "length",
-                where it has one, brings rows of like length together.
+            dataset: a `datasets.Dataset`. Its column "row", where it has one, numbers the rows for messages.
             process_index: which process's share.
         """
         self.dataset = dataset
-        self.lengths = np.asarray(dataset["length"]) if "length" in getattr(dataset, "column_names", ()) else None
         self.plan = plan
         self.collate = collate
         self.process_index = process_index
 
     def __len__(self) -> int:
-        return self.plan.total_steps
+        return self.plan.plan.total_steps
 
     def __getitem__(self, step: int) -> Window:
-        indices = self.plan.micro_batches(step, self.process_index, self.lengths)
-        placeholder = not indices
-        if placeholder:
-            indices = [self.plan.effective_batch(step)[:1]]
-        columns = [self.dataset[piece.tolist()] for piece in indices]
-        rows = [column.pop("row", piece.tolist()) for column, piece in zip(columns, indices, strict=True)]
-        batches = [self.collate(column) for column in columns]
-        # Largest first: memory runs out early or not at all, and the micro-batch that synchronises is the smallest.
-        order = sorted(range(len(batches)), key=lambda i: -max(tensor.numel() for tensor in batches[i].values()))
+        pieces = self.plan.micro_batches(step, self.process_index) or [np.zeros(0, np.int64)]
+        placeholders = frozenset(number for number, piece in enumerate(pieces) if not len(piece))
+        batches, rows = [], []
+        for piece in pieces:
+            if not len(piece):
+                piece = self.plan.shortest(step)
+            columns = self.dataset[piece.tolist()]
+            rows.append(columns.pop("row", piece.tolist()))
+            batches.append(self.collate(columns))
         return Window(
-            micro_batches=[batches[i] for i in order],
-            rows=[rows[i] for i in order],
+            micro_batches=batches,
+            rows=rows,
             step=step,
-            seed=self.plan.window_seed(step, self.process_index),
-            placeholder=placeholder,
+            seed=self.plan.plan.window_seed(step, self.process_index),
+            placeholders=placeholders,
             # Here, while the tensors are on the CPU: on a GPU each count would wait for the device.
-            counts=(0, 0, 0) if placeholder else count(batches),
+            counts=count([batch for number, batch in enumerate(batches) if number not in placeholders]),
         )
 
     def loader(self, start: int = 0, num_workers: int = 0) -> DataLoader[Window]:

@@ -7,12 +7,14 @@ import numpy as np
 from accelerate import Accelerator
 
 from accumft.data.splits import ClassificationData
-from accumft.plan import Plan
 from accumft.recipe import TrainingRecipe
 from accumft.report.text import display_width, printable
 from accumft.schedule import Schedule
+from accumft.window_plan import WindowPlan
 
 MAX_CLASSES_SHOWN = 50
+# Steps whose cut is summed up before a run: a plan of a million rows takes seconds, and these say enough.
+STEPS_LOOKED_AT = 512
 
 
 def describe_data(data: ClassificationData, tokenized: dict[str, Any], max_length: int) -> str:
@@ -56,8 +58,11 @@ def _describe_labels(data: ClassificationData) -> str:
     return "\n".join(lines)
 
 
-def describe_run(recipe: TrainingRecipe, plan: Plan, schedule: Schedule, accelerator: Accelerator, model: Any) -> str:
+def describe_run(
+    recipe: TrainingRecipe, window_plan: WindowPlan, schedule: Schedule, accelerator: Accelerator, model: Any
+) -> str:
     """The effective batch and how it is cut, steps, schedule, optimizer, precision and devices."""
+    plan = window_plan.plan
     epochs = plan.total_steps / plan.steps_per_epoch
     tail = plan.num_examples % plan.batch.effective_batch_size
     precision = {"no": "float32"}.get(accelerator.mixed_precision, accelerator.mixed_precision)
@@ -66,6 +71,7 @@ def describe_run(recipe: TrainingRecipe, plan: Plan, schedule: Schedule, acceler
     return "\n".join(
         (
             f"effective batch: {plan.batch}",
+            f"cut: {_describe_cut(window_plan)}",
             f"steps: {plan.total_steps} = {epochs:.4g} epochs x {plan.steps_per_epoch}"
             + (f" (the last of an epoch has {tail} examples)" if tail else ""),
             f"learning rate: {recipe.learning_rate:g} peak, {schedule.lr_scheduler_type}, "
@@ -73,4 +79,14 @@ def describe_run(recipe: TrainingRecipe, plan: Plan, schedule: Schedule, acceler
             f"model: {type(model).__name__}, {parameters / 1e6:.1f} M parameters",
             f"hardware: {accelerator.num_processes} x {accelerator.device.type}, {precision}",
         )
+    )
+
+
+def _describe_cut(window_plan: WindowPlan) -> str:
+    table = window_plan.table(max_steps=STEPS_LOOKED_AT)
+    counts = table.micro_batches.sum(axis=1)
+    rows, tokens = table.largest
+    return (
+        f"{counts.mean():.1f} micro-batches a step ({counts.min()} to {counts.max()}), the largest {rows} x {tokens} "
+        f"tokens; {table.padded_tokens.sum() / table.tokens.sum():.2f} tokens computed for each real one"
     )
