@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object, set_seed
 
 from accumft.data.windows import Batch, Window, count
+from accumft.embedding import window_embedding
 from accumft.errors import EmptyWindowError, NonFiniteLossError
 
 LossSum = Callable[[Any, Batch], torch.Tensor]
@@ -85,16 +86,19 @@ def train_step(
     factor = accelerator.num_processes * accelerator.gradient_accumulation_steps / items
     losses = []
     try:
-        for index, batch in enumerate(window.micro_batches):
-            # The last micro-batch carries the only reduction of the gradient; forward and backward both count.
-            synchronise = index == len(window.micro_batches) - 1
-            accelerator.sync_gradients = synchronise
-            with nullcontext() if synchronise else accelerator.no_sync(model):
-                loss = loss_sum(model, batch)
-                if window.placeholder:
-                    loss = loss * 0.0
-                accelerator.backward(loss * factor)
-            losses.append(loss.detach())
+        with window_embedding(accelerator.unwrap_model(model), window.micro_batches) as embedding:
+            for index, batch in enumerate(window.micro_batches):
+                # The last micro-batch carries the only reduction of the gradient; forward and backward both count.
+                synchronise = index == len(window.micro_batches) - 1
+                accelerator.sync_gradients = synchronise
+                if embedding is not None:
+                    embedding.current = index
+                with nullcontext() if synchronise else accelerator.no_sync(model):
+                    loss = loss_sum(model, batch)
+                    if index in window.placeholders:
+                        loss = loss * 0.0
+                    accelerator.backward(loss * factor)
+                losses.append(loss.detach())
     finally:
         # Accelerate's zero_grad and step do nothing while this is False.
         accelerator.sync_gradients = True
@@ -143,10 +147,10 @@ def _precise(value: torch.Tensor) -> torch.Tensor:
 def _reduce_counts(accelerator: Accelerator, window: Window, num_items: NumItems) -> list[float]:
     """[items, examples, tokens, padded tokens, micro-batches] over all processes, in one all-reduce."""
     items = torch.zeros((), device=accelerator.device)
-    if not window.placeholder:
-        for batch in window.micro_batches:
-            items = _precise(items) + num_items(batch)
-    counts = [*(window.counts or count(window.micro_batches)), len(window.micro_batches)]
+    counted = [batch for number, batch in enumerate(window.micro_batches) if number not in window.placeholders]
+    for batch in counted:
+        items = _precise(items) + num_items(batch)
+    counts = [*(window.counts or count(counted)), len(window.micro_batches)]
     local = torch.cat([_precise(items).reshape(1), _precise(torch.tensor(counts, device=accelerator.device))])
     totals: list[float] = accelerator.reduce(local, reduction="sum").tolist()
     return totals

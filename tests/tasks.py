@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-VOCABULARY, HIDDEN, CLASSES, TOKENS = 23, 6, 4, 7
+VOCABULARY, HIDDEN, CLASSES, TOKENS = 997, 6, 4, 7
+USED = 23  # of the vocabulary, so that words come again in other micro-batches
 
 
 class TinyModel(nn.Module):
@@ -20,6 +21,10 @@ class TinyModel(nn.Module):
         self.norm = nn.LayerNorm(HIDDEN)
         self.head = nn.Linear(HIDDEN, outputs)
         self.per_token = per_token
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """As transformers' models have it."""
+        return self.embedding
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         states = torch.tanh(self.hidden(self.embedding(input_ids)))
@@ -98,7 +103,7 @@ def make_data(task: Task, n: int, seed: int = 0) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(2, TOKENS + 1, (n, 1), generator=generator)
     return {
-        "input_ids": torch.randint(VOCABULARY, (n, TOKENS), generator=generator),
+        "input_ids": torch.randint(USED, (n, TOKENS), generator=generator),
         "attention_mask": (torch.arange(TOKENS)[None] < lengths).long(),
         "labels": task.labels(n, generator),
     }
