@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from accumft.data.files import numbers_of
 from accumft.data.splits import ClassificationData
 from accumft.errors import UserError
-from accumft.losses import ClassificationLoss
+from accumft.losses import ClassificationLoss, build_loss
 from accumft.metrics import Metrics, compute_metrics, predict_labels, resolve_metric
 from accumft.outputs import check_output_dir
 from accumft.recipe import refuse_unused
@@ -107,7 +108,7 @@ def best_metric(
     problem_type = data.labels.problem_type
     metric, greater = resolve_metric(name, problem_type)
     if data.validation is not None and name is not None and metric != "loss":
-        references = np.asarray(data.validation["labels"])
+        references = numbers_of(data.validation, "labels")
         # Any predictions will do: what they leave undefined here is so by the labels alone.
         shape = (len(references), len(data.labels.names)) if problem_type != "regression" else references.shape
         guesses = np.random.default_rng(0).random(shape)
@@ -117,6 +118,20 @@ def best_metric(
                 f"--metric_for_best_model {metric}: undefined on {source}: {found.undefined.get(metric, 'no value')}"
             )
     return metric, greater if greater_is_better is None else greater_is_better
+
+
+def loss_of(recipe: Any, data: ClassificationData) -> ClassificationLoss:
+    """The loss that the fields of a classification recipe name."""
+    return build_loss(
+        data.labels.problem_type,
+        data.labels.names,
+        numbers_of(data.train, "labels"),
+        loss=recipe.loss,
+        class_weights=recipe.class_weights,
+        pos_weight=recipe.pos_weight,
+        label_smoothing=recipe.label_smoothing,
+        focal_gamma=recipe.focal_gamma,
+    )
 
 
 def report(

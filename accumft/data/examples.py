@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from accumft.data.files import ROW_COLUMN, to_dataset
+from accumft.data.files import ROW_COLUMN, ROWS_AT_ONCE, cells_of, to_dataset, unmapped
 from accumft.data.labels import LabelCells, ProblemType, is_missing
 from accumft.errors import UserError
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _CHUNK = 100_000  # rows of an Arrow array: one may not hold 2 GiB of text
+ROWS_COPIED = 100_000  # a few 10 MB of text
 
 
 class ClassificationRecipe(Protocol):
@@ -44,42 +47,57 @@ class ClassificationRecipe(Protocol):
 
 @dataclass(frozen=True)
 class Examples:
-    """The rows of one split: their texts (one or two each) and their label cells."""
+    """The rows of one split that can be used: their texts (one or two each) and their label cells.
 
-    texts: list[tuple[str, ...]]
+    The texts stay where the table has them, in memory or mapped from disk.
+    """
+
+    texts: datasets.Dataset
+    """The text columns of the whole table, without a mapping of its rows."""
+    usable: np.ndarray
+    """Where in it the rows are: int64 (rows,), ascending."""
     cells: LabelCells
 
-    def comparable(self) -> list[tuple[str, ...]]:
-        """What is equal for rows of the same text."""
-        return [tuple(text.strip() for text in texts) for texts in self.texts]
+    def __len__(self) -> int:
+        return len(self.usable)
+
+    @cached_property
+    def comparable(self) -> list[bytes]:
+        """What is equal for rows whose texts are, but for surrounding white space: digests, as texts are large."""
+        used = self.texts if len(self.usable) == len(self.texts) else self.texts.select(self.usable)
+        return [
+            b"".join(hashlib.blake2b(text.strip().encode(), digest_size=16).digest() for text in texts)
+            for block in used.iter(ROWS_AT_ONCE)
+            for texts in zip(*block.values(), strict=True)
+        ]
 
 
 def read_examples(table: datasets.Dataset, source: str, recipe: ClassificationRecipe, notes: list[str]) -> Examples:
     """The rows of a table that have texts and labels; the others are an error, or skipped with a note."""
     n = len(table)
-    rows = _values(table, ROW_COLUMN) if ROW_COLUMN in table.column_names else list(range(1, n + 1))
-    texts = {name: [text or "" for text in _values(table, name)] for name in recipe.text_column}
+    rows: Sequence[int] = _values(table, ROW_COLUMN) if ROW_COLUMN in table.column_names else range(1, n + 1)
     labels = {name: _values(table, name) for name in recipe.label_column}
     bad: dict[str, list[int]] = {}
-    for name, column in texts.items():
-        bad[f"an empty text in {name!r}"] = [i for i, text in enumerate(column) if not text or text.isspace()]
+    for name in recipe.text_column:
+        blank = [i for i, text in enumerate(cells_of(table, name)) if not text or text.isspace()]
+        bad[f"an empty text in {name!r}"] = blank
     for name, column in labels.items():
         bad[f"no label in {name!r}"] = [i for i, cell in enumerate(column) if is_missing(cell, recipe.label_delimiter)]
     found = "; ".join(f"{what}: {_row_list([rows[i] for i in where])}" for what, where in bad.items() if where)
-    good: Sequence[int] = range(n)
+    usable = np.arange(n)
     if found and recipe.on_bad_row == "error":
         raise UserError(f"{source}: {found}; fill them in, or --on_bad_row skip")
     if found:
         unusable = set().union(*bad.values())
-        good = [i for i in range(n) if i not in unusable]
+        usable = np.delete(usable, list(unusable))
         notes.append(f"{source}: {len(unusable)} of {n} rows are skipped ({found})")
-        if not good:
+        if not len(usable):
             raise UserError(f"{source}: no row has a text and a label; are --text_column and --label_column right?")
-    cells = {name: [column[i] for i in good] for name, column in labels.items()}
-    columns = list(texts.values())
-    return Examples(
-        [tuple(column[i] for column in columns) for i in good], LabelCells(cells, [rows[i] for i in good], source)
-    )
+        good = usable.tolist()
+        rows = [rows[i] for i in good]
+        labels = {name: [column[i] for i in good] for name, column in labels.items()}
+    texts = unmapped(table.select_columns(list(recipe.text_column)))
+    return Examples(texts, usable, LabelCells(labels, rows, source))
 
 
 def check_columns(table: datasets.Dataset, source: str, recipe: ClassificationRecipe) -> None:
@@ -117,7 +135,10 @@ def _values(table: datasets.Dataset, name: str) -> list[Any]:
     """The cells of a column; classes by their names, None where there is none (-1)."""
     import datasets
 
-    values: list[Any] = table.select_columns([name])[:][name]
+    known: dict[str, str] = {}  # a label's text is kept once, not once a row
+    values: list[Any] = [
+        known.setdefault(cell, cell) if isinstance(cell, str) else cell for cell in cells_of(table, name)
+    ]
     feature = table.features[name]
     if isinstance(feature, datasets.ClassLabel):
         return [None if value is None or value < 0 else feature.names[value] for value in values]
@@ -137,17 +158,45 @@ def _row_list(rows: Sequence[int]) -> str:
 
 
 def to_classification_dataset(examples: Examples, encoded: np.ndarray, indices: np.ndarray) -> datasets.Dataset:
-    """Some rows as the data set that `ClassificationData` describes."""
+    """Some rows as the data set that `ClassificationData` describes. Of more than ROWS_COPIED rows, no text is copied.
+
+    Args:
+        examples: The rows of a split.
+        encoded: Their labels, (rows,) or (rows, labels).
+        indices: Which of the rows.
+    """
     import pyarrow as pa
 
-    def column(values: Any, kind: pa.DataType) -> pa.ChunkedArray:
-        return pa.chunked_array([pa.array(values[i : i + _CHUNK], kind) for i in range(0, len(values), _CHUNK)], kind)
+    size = len(examples.texts)
+    row, labels = np.zeros(size, np.int64), np.zeros((size, *encoded.shape[1:]), encoded.dtype)
+    row[examples.usable], labels[examples.usable] = examples.cells.rows, encoded
+    columns = {"row": pa.chunked_array([row])}
+    for name, column in zip(("text", "text_pair"), examples.texts.column_names, strict=False):
+        columns[name] = _as_strings(examples.texts.data.column(column))
+    columns["labels"] = pa.chunked_array([labels]) if labels.ndim == 1 else _as_lists(labels)
+    whole = to_dataset(pa.table(columns))
+    if len(indices) == size:
+        return whole
+    # Many are a mapping of row numbers, which takes 8 bytes each; few are copied, since such a mapping is slow to read.
+    some = whole.select(examples.usable[indices])
+    return unmapped(some) if len(some) <= ROWS_COPIED else some
 
-    texts = [examples.texts[i] for i in indices]
-    columns = {"row": column([examples.cells.rows[i] for i in indices], pa.int64())}
-    for name, parts in zip(("text", "text_pair"), zip(*texts, strict=True), strict=False):
-        columns[name] = column(list(parts), pa.string())
-    number = pa.from_numpy_dtype(encoded.dtype)
-    labels = encoded[indices]
-    columns["labels"] = column(labels, number) if labels.ndim == 1 else column(list(labels), pa.list_(number))
-    return to_dataset(pa.table(columns))
+
+def _as_strings(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of texts of any of Arrow's types as the one that everybody knows."""
+    import pyarrow as pa
+
+    if column.type == pa.string():
+        return column
+    pieces = [chunk.slice(i, _CHUNK).cast(pa.string()) for chunk in column.chunks for i in range(0, len(chunk), _CHUNK)]
+    return pa.chunked_array(pieces, pa.string())
+
+
+def _as_lists(matrix: np.ndarray) -> pa.ChunkedArray:
+    """(rows, columns) → a column of lists."""
+    import pyarrow as pa
+
+    pieces = [matrix[i : i + _CHUNK] for i in range(0, len(matrix), _CHUNK)]
+    ends = [np.arange(0, piece.size + 1, matrix.shape[1], dtype=np.int32) for piece in pieces]
+    lists = [pa.ListArray.from_arrays(end, piece.reshape(-1)) for end, piece in zip(ends, pieces, strict=True)]
+    return pa.chunked_array(lists)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from accumft.data.json_files import read_json
 from accumft.data.text_files import DELIMITERS, DelimitedFile
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
 ROW_COLUMN = "__row__"
 """Name of the column of row numbers that every table gets."""
+
+ROWS_AT_ONCE = 1_000
+"""Rows that are looked at together. (`datasets` gathers them by number in a time that grows with their square.)"""
 
 _SUFFIXES = (*DELIMITERS, ".json", ".jsonl", ".ndjson", ".parquet")
 _NOT_TEXT = {
@@ -139,6 +144,58 @@ def to_dataset(table: pa.Table) -> datasets.Dataset:
     import datasets
 
     return datasets.Dataset(table, fingerprint=datasets.fingerprint.generate_random_fingerprint())
+
+
+def cells_of(dataset: datasets.Dataset, name: str) -> Iterator[Any]:
+    """The cells of a column, one after the other; only some at a time are in memory as Python objects.
+
+    What iterating over `dataset[name]` yields, but ten times as fast where the data set is a mapping of row numbers.
+    """
+    for block in dataset.select_columns([name]).iter(ROWS_AT_ONCE):
+        yield from block[name]
+
+
+def numbers_of(dataset: datasets.Dataset, name: str) -> np.ndarray:
+    """A column of numbers, or of lists of equally many, as an array: (rows,) or (rows, numbers).
+
+    What `np.asarray(dataset[name])` makes, but ten times as fast.
+    """
+    blocks = [np.asarray(block[name]) for block in unmapped(dataset.select_columns([name])).iter(ROWS_AT_ONCE)]
+    return np.concatenate(blocks) if blocks else np.zeros(0)
+
+
+def blocks_of(dataset: datasets.Dataset) -> Iterator[pa.Table]:
+    """The rows as Arrow tables of ROWS_AT_ONCE.
+
+    `datasets` gathers rows of a mapping one by one. Here the numbers are mostly ascending and near to each other, and
+    the rows between the first and the last of a block are few enough to be looked at together.
+    """
+    as_arrow = dataset.with_format("arrow")
+    if dataset._indices is None:
+        yield from as_arrow.iter(ROWS_AT_ONCE)
+        return
+    numbers = dataset._indices.column(0).to_numpy()
+    for start in range(0, len(numbers), ROWS_AT_ONCE):
+        some = numbers[start : start + ROWS_AT_ONCE].astype(np.int64)
+        first, stop = int(some.min()), int(some.max()) + 1
+        if stop - first <= 8 * ROWS_AT_ONCE:
+            yield dataset.data.slice(first, stop - first).table.take(some - first)
+        else:
+            yield as_arrow[start : start + len(some)]
+
+
+def unmapped(dataset: datasets.Dataset) -> datasets.Dataset:
+    """The same rows without a mapping of row numbers, copied into memory if there is one."""
+    import datasets
+    import pyarrow as pa
+
+    if dataset._indices is None:
+        return dataset
+    if not len(dataset):
+        return datasets.Dataset.from_dict({name: [] for name in dataset.column_names}, features=dataset.features)
+    table = pa.concat_tables([block.combine_chunks() for block in blocks_of(dataset)])
+    fingerprint = datasets.fingerprint.generate_random_fingerprint()
+    return datasets.Dataset(table, info=dataset.info.copy(), fingerprint=fingerprint)
 
 
 def _read_parquet(path: str) -> pa.Table:

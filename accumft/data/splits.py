@@ -122,7 +122,7 @@ def load_classification_data(
     _check_training_labels(train, labels, encoded["train"], recipe.problem_type is not None, notes)
     _note_repeated_texts(examples, labels, encoded["train"], notes)
 
-    chosen = {split: np.arange(len(e.texts)) for split, e in examples.items()}
+    chosen = {split: np.arange(len(e)) for split, e in examples.items()}
     if "validation" not in examples and recipe.validation_split != 0:
         held_out = _hold_out(train, labels, encoded["train"], recipe)
         notes.append(_about_held_out(train, held_out))
@@ -171,9 +171,9 @@ def _source(recipe: ClassificationRecipe, split: str) -> str:
 def _hold_out(train: Examples, labels: LabelSpec, encoded: np.ndarray, recipe: ClassificationRecipe) -> np.ndarray:
     """Which training rows are for validation: bool (rows,)."""
     single = labels.problem_type == "single_label_classification"
-    classes = encoded if single else np.zeros(len(train.texts), np.int64)
+    classes = encoded if single else np.zeros(len(train), np.int64)
     fraction = _DEFAULT_SPLIT if recipe.validation_split is None else recipe.validation_split
-    held_out = hold_out(train.comparable(), classes, fraction, recipe.seed)
+    held_out = hold_out(train.comparable, classes, fraction, recipe.seed)
     if recipe.validation_split is not None and not held_out.any():
         raise UserError(
             f"--validation_split {fraction}: of the {len(held_out)} rows of {train.cells.source} that is none"
@@ -184,7 +184,7 @@ def _hold_out(train: Examples, labels: LabelSpec, encoded: np.ndarray, recipe: C
 def _about_held_out(train: Examples, held_out: np.ndarray) -> str:
     """How many rows are held out, and what is the matter if that says little."""
     rows, wanted = int(held_out.sum()), round(_DEFAULT_SPLIT * len(held_out))
-    texts = len({key for key, out in zip(train.comparable(), held_out, strict=True) if out})
+    texts = len({key for key, out in zip(train.comparable, held_out, strict=True) if out})
     note = f"{train.cells.source}: {rows} of {len(held_out)} rows are held out for validation"
     if rows == 0:
         return f"{note}, so there is no evaluation and the last model is kept: too few rows, or too many of one text"
@@ -224,7 +224,7 @@ def _by_split(found: Mapping[str, datasets.Dataset], source: str, needed: str = 
 def _check_training_labels(
     train: Examples, labels: LabelSpec, encoded: np.ndarray, problem_type_given: bool, notes: list[str]
 ) -> None:
-    source, n = train.cells.source, len(train.texts)
+    source, n = train.cells.source, len(train)
     columns = ", ".join(map(repr, train.cells.columns))
     if labels.problem_type == "single_label_classification":
         if labels.num_labels == 1:
@@ -260,9 +260,9 @@ def _note_repeated_texts(
     examples: Mapping[str, Examples], labels: LabelSpec, encoded: np.ndarray, notes: list[str]
 ) -> None:
     train = examples["train"]
-    first: dict[tuple[str, ...], int] = {}
+    first: dict[bytes, int] = {}
     contradicted = set()
-    for i, key in enumerate(train.comparable()):
+    for i, key in enumerate(train.comparable):
         j = first.setdefault(key, i)
         if j != i and (encoded[j] != encoded[i]).any():
             contradicted.add(key)
@@ -271,9 +271,9 @@ def _note_repeated_texts(
             f"{train.cells.source}: texts that stand there several times with different labels: {len(contradicted)}"
         )
     for split, other in examples.items():
-        shared = sum(key in first for key in other.comparable()) if split != "train" else 0
+        shared = sum(key in first for key in other.comparable) if split != "train" else 0
         if shared:
             notes.append(
-                f"{other.cells.source}: {shared} of {len(other.texts)} rows have a text that is in "
+                f"{other.cells.source}: {shared} of {len(other)} rows have a text that is in "
                 f"{train.cells.source} too, so its score flatters"
             )

@@ -10,6 +10,7 @@ import torch
 from accelerate.utils import send_to_device
 from torch.utils.data import DataLoader, Dataset
 
+from accumft.data.files import numbers_of
 from accumft.window_plan import WindowPlan
 
 Batch = Mapping[str, torch.Tensor]
@@ -37,8 +38,15 @@ class Window:
     """Examples, tokens, and tokens with padding; None: to be counted from the tensors."""
 
     def to(self, device: torch.device) -> "Window":
-        """The same window with its tensors on `device`."""
-        return replace(self, micro_batches=[send_to_device(batch, device) for batch in self.micro_batches])
+        """The same window with its tensors on `device`; pinned ones are copied while the host goes on."""
+        pinned = device.type == "cuda"
+        batches = [send_to_device(batch, device, non_blocking=pinned) for batch in self.micro_batches]
+        return replace(self, micro_batches=batches)
+
+    def pin_memory(self) -> "Window":
+        """The same window in pinned memory, as `DataLoader` asks for it."""
+        batches = [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in self.micro_batches]
+        return replace(self, micro_batches=batches)
 
 
 def count(micro_batches: Sequence[Batch]) -> tuple[int, int, int]:
@@ -54,7 +62,7 @@ def lengths_of(dataset: Any) -> np.ndarray:
     """(rows,) tokens of each row, from the column "length"; without it all count alike."""
     if "length" not in dataset.column_names:
         return np.ones(len(dataset), np.int32)
-    return np.asarray(dataset.with_format("numpy")["length"][:], np.int32)
+    return numbers_of(dataset, "length").astype(np.int32)
 
 
 class WindowDataset(Dataset[Window]):
@@ -94,7 +102,7 @@ class WindowDataset(Dataset[Window]):
             counts=count([batch for number, batch in enumerate(batches) if number not in placeholders]),
         )
 
-    def loader(self, start: int = 0, num_workers: int = 0) -> DataLoader[Window]:
+    def loader(self, start: int = 0, num_workers: int = 0, pin_memory: bool = False) -> DataLoader[Window]:
         """The windows from step `start` on, in order. Not for `accelerator.prepare`: the plan has sharded them."""
         if num_workers > 0:
             # Its threads do not survive the fork into the workers, and it says so at length unless this is set.
@@ -105,6 +113,7 @@ class WindowDataset(Dataset[Window]):
             batch_size=None,
             collate_fn=_as_it_is,
             num_workers=num_workers,
+            pin_memory=pin_memory,
         )
 
 

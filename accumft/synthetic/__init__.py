@@ -1,9 +1,13 @@
 """Synthetic clinical notes, English and Chinese, whose label is the department of the active problem."""
 
+import hashlib
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from accumft.data.cache import made_once
+from accumft.data.files import to_dataset
 from accumft.errors import UserError
 from accumft.synthetic.chinese import CHINESE
 from accumft.synthetic.english import ENGLISH
@@ -11,6 +15,7 @@ from accumft.synthetic.lexicon import Language
 from accumft.synthetic.notes import write_note
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from datasets import Dataset
 
 __all__ = ["DEPARTMENTS", "generate_notes", "load_synthetic"]
@@ -21,6 +26,9 @@ DEPARTMENTS: dict[str, tuple[str, ...]] = {
     name: tuple(department.label for department in language.departments) for name, language in _LANGUAGES.items()
 }
 """The eight labels of each language, "en" and "zh"."""
+
+NOTES_IN_MEMORY = 20_000  # about 10 MB of text
+_NOTES_AT_ONCE = 1_000
 
 
 def generate_notes(
@@ -55,12 +63,42 @@ def load_synthetic(
     The validation and test notes come first (0 to num_validation + num_test - 1), so that they stay the same when
     num_train changes.
     """
-    from datasets import Dataset
-
     sizes = {"validation": num_validation, "test": num_test, "train": num_train}
     starts = itertools.accumulate(sizes.values(), initial=0)
-    slices = {
-        name: list(generate_notes(size, language=language, seed=seed, start=start))
+    splits = {
+        name: _load(size, language=language, seed=seed, start=start)
         for (name, size), start in zip(sizes.items(), starts, strict=False)
     }
-    return {name: Dataset.from_list(slices[name]) for name in ("train", "validation", "test")}
+    return {name: splits[name] for name in ("train", "validation", "test")}
+
+
+def _load(size: int, *, language: Literal["en", "zh"], seed: int, start: int) -> "Dataset":
+    """A slice of the notes as a table: in memory, or where there are many, written to disk a thousand at a time."""
+    import datasets
+    import pyarrow as pa
+
+    if size <= NOTES_IN_MEMORY:
+        return datasets.Dataset.from_list(list(generate_notes(size, language=language, seed=seed, start=start)))
+    schema = pa.schema({"text": pa.string(), "label": pa.string()})
+
+    def batches() -> "Iterator[pa.RecordBatch]":
+        notes = generate_notes(size, language=language, seed=seed, start=start)
+        while some := list(itertools.islice(notes, _NOTES_AT_ONCE)):
+            yield pa.RecordBatch.from_pylist(some, schema)
+
+    def write(path: str) -> None:
+        with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+            for batch in batches():
+                stream.write_batch(batch)
+
+    # Not `Dataset.from_generator`: it knows its function by name, and would not see that a phrase has changed.
+    written = made_once("notes", [_source_digest(), language, seed, start, size], write)
+    return to_dataset(pa.Table.from_batches(batches(), schema)) if written is None else written
+
+
+def _source_digest() -> str:
+    """SHA-256 of what writes the notes."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
