@@ -83,7 +83,8 @@ def window_embedding(model: Any, micro_batches: Sequence[Batch]) -> Iterator[Win
 def _replaceable(model: Any, micro_batches: Sequence[Batch]) -> nn.Embedding | None:
     if len(micro_batches) < 2 or not all("input_ids" in batch for batch in micro_batches):
         return None
-    if not hasattr(model, "get_input_embeddings") or hasattr(model, "_orig_mod"):  # a compiled model keeps its graph
+    # A compiled model has its embedding in its graph already.
+    if not hasattr(model, "get_input_embeddings") or getattr(model, "_compiled_call_impl", None) is not None:
         return None
     embedding = model.get_input_embeddings()
     # Subclasses scale or quantise; a forward of its own belongs to somebody else's hook.

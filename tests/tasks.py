@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 VOCABULARY, HIDDEN, CLASSES, TOKENS = 997, 6, 4, 7
@@ -14,20 +15,28 @@ USED = 23  # of the vocabulary, so that words come again in other micro-batches
 class TinyModel(nn.Module):
     """Token ids (n, t) and a mask → logits: (n, out) from masked mean pooling, or (n, t, out) for token tasks."""
 
-    def __init__(self, outputs: int, per_token: bool = False) -> None:
+    def __init__(self, outputs: int, per_token: bool = False, checkpointed: bool = False) -> None:
         super().__init__()
+        self.checkpointed = checkpointed
         self.embedding = nn.Embedding(VOCABULARY, HIDDEN)
         self.hidden = nn.Linear(HIDDEN, HIDDEN)
         self.norm = nn.LayerNorm(HIDDEN)
         self.head = nn.Linear(HIDDEN, outputs)
         self.per_token = per_token
 
+    def block(self, states: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.hidden(states))
+
     def get_input_embeddings(self) -> nn.Embedding:
         """As transformers' models have it."""
         return self.embedding
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        states = torch.tanh(self.hidden(self.embedding(input_ids)))
+        states = self.embedding(input_ids)
+        if self.checkpointed:
+            states = torch.utils.checkpoint.checkpoint(self.block, states, use_reentrant=False)
+        else:
+            states = self.block(states)
         if self.per_token:
             return self.head(self.norm(states))
         mask = attention_mask[..., None].to(states.dtype)
@@ -43,6 +52,7 @@ class Task:
     labels: Callable[[int, torch.Generator], torch.Tensor]
     mean: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     per_token: bool = False
+    checkpointed: bool = False
 
 
 WEIGHTS = torch.tensor([0.25, 2.0, 1.0, 0.5])
@@ -90,6 +100,13 @@ TASKS = [
         lambda n, g: torch.randn((n,), generator=g),
         lambda logits, y: nn.MSELoss()(logits.squeeze(-1), y.to(logits)),
     ),
+    Task(
+        "gradient_checkpointing",
+        CLASSES,
+        _classes,
+        lambda logits, y: nn.CrossEntropyLoss()(logits, y),
+        checkpointed=True,
+    ),
     Task("token_items", CLASSES, _tags, _token_mean, per_token=True),
 ]
 
@@ -111,7 +128,7 @@ def make_data(task: Task, n: int, seed: int = 0) -> dict[str, torch.Tensor]:
 
 def make_model(task: Task, dtype: torch.dtype = torch.float32, seed: int = 0) -> TinyModel:
     torch.manual_seed(seed)
-    return TinyModel(task.outputs, task.per_token).to(dtype)
+    return TinyModel(task.outputs, task.per_token, task.checkpointed).to(dtype)
 
 
 def rows(data: dict[str, torch.Tensor], indices: Any) -> dict[str, torch.Tensor]:
@@ -137,6 +154,7 @@ def reference_run(
 ) -> tuple[torch.Tensor, list[float]]:
     """Full-batch SGD in plain PyTorch over the given examples: (final weights, loss of each step)."""
     model = make_model(task, dtype)
+    model.checkpointed = False
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     losses = []
     for indices in effective_batches:
