@@ -21,7 +21,7 @@ class CostModel:
     """Time of one micro-batch, forward and backward, in units of one token's: overhead + rows · (length + quadratic ·
     length²)."""
 
-    overhead: float = 32.0
+    overhead: float = 40.0
     """What a micro-batch costs however small it is: gradients added up, an embedding gradient made, kernels started."""
     quadratic: float = 0.0
     """Attention: its time for a token grows with the length of the token's row."""
@@ -31,13 +31,14 @@ class CostModel:
         """The constants for a model of this `transformers` configuration.
 
         Defaults, not measurements: the cut of a run must not change with what else the machine does. MiniLM on a CPU
-        was measured at an overhead of 25 to 45 tokens; a GPU computes a token sooner, so that the same takes more of
-        them.
+        was measured at an overhead of 45 tokens and a quadratic term of 1 / 1,300 to 1 / 1,500; a GPU computes a token
+        sooner, so that the same overhead takes more of them.
         """
         hidden = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
         # A token's products with the weights of a layer are 12 · hidden² multiplications, its attention 2 · length ·
-        # hidden, of which half an efficiency is assumed.
-        return cls(overhead=32.0 if device_type == "cpu" else 256.0, quadratic=0.0 if not hidden else 1 / (3 * hidden))
+        # hidden: 1 / (6 · hidden), at the lower efficiency of attention.
+        quadratic = 1 / (3.5 * hidden) if hidden else 0.0
+        return cls(overhead=40.0 if device_type == "cpu" else 256.0, quadratic=quadratic)
 
     def row(self, lengths: np.ndarray) -> np.ndarray:
         """Cost of one row in a micro-batch padded to these lengths, the overhead left out."""

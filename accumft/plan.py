@@ -14,6 +14,7 @@ import numpy as np
 
 from accumft.cut import Limits
 from accumft.errors import UserError
+from accumft.recipe import TrainingRecipe
 
 DEFAULT_EFFECTIVE_BATCH_SIZE = 8
 # Padded tokens of a micro-batch where nothing is said of micro-batches: enough for the matrix products of a CPU, and
@@ -109,6 +110,17 @@ def resolve_batch_sizes(
             f"{(asked or 0) * steps * num_processes}, not {effective}); leave one of the three unset"
         )
     return BatchSizes(effective, micro, needed, num_processes)
+
+
+def batch_sizes_of(recipe: TrainingRecipe, num_processes: int) -> BatchSizes:
+    """`resolve_batch_sizes` of a recipe's fields."""
+    return resolve_batch_sizes(
+        recipe.effective_batch_size,
+        recipe.per_device_train_batch_size,
+        recipe.gradient_accumulation_steps,
+        num_processes,
+        recipe.max_tokens_per_micro_batch,
+    )
 
 
 def random_order(n: int, seed: int, stream: int = 0) -> np.ndarray:

@@ -89,8 +89,20 @@ class TrainingRecipe:
 
     mixed_precision: Literal["no", "fp16", "bf16"] | None = None
     """Precision of the forward pass. Unset: what `accelerate launch` says, else "no" (float32)."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, about a third more time."""
+    torch_compile: bool = False
+    """Compile the model. Pays in long runs: the first compilation takes about a minute on a CPU."""
+    torch_compile_backend: str = "inductor"
+    """Backend of torch.compile."""
     ddp_find_unused_parameters: bool = False
     """For models with parameters that take no part in some forward passes, over several processes."""
+    dry_run: bool = False
+    """Print the plan (steps, learning rate, cut, padding, balance, memory) and draw it, and do not train."""
+    num_processes_planned: int | None = None
+    """Processes that a dry run plans for. Unset: those of this launch."""
+    device_memory_gb: float | None = None
+    """Memory of one GPU in GB, for a dry run to say whether the run would fit."""
     seed: int = 42
     """Seed of the order of examples, the new weights, dropout and the validation split."""
 
@@ -146,8 +158,9 @@ MINIMUM = {
     "max_length": 4,
     "pad_to_multiple_of": 1,
     "synthetic_size": 32,
+    "num_processes_planned": 1,
 }
-POSITIVE = ("learning_rate", "max_grad_norm", "lr_power", "adam_epsilon")
+POSITIVE = ("learning_rate", "max_grad_norm", "lr_power", "adam_epsilon", "device_memory_gb")
 BELOW_ONE = ("adam_beta1", "adam_beta2", "dropout", "label_smoothing")
 SHARES = (
     "warmup_ratio",

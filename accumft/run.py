@@ -34,6 +34,8 @@ class RunResult:
     """What all_results.json holds."""
     history: list[dict[str, Any]]
     """The rows of metrics.jsonl; on processes other than the first, empty."""
+    plan: Any = None
+    """The `accumft.dry_run.RunPlan` of a dry run, which leaves the others empty."""
 
 
 class Run:
@@ -80,6 +82,8 @@ class Run:
         self._tokens = 0
         self._examples = 0
         self._training_seconds = 0.0
+        self._data_seconds = 0.0
+        self._total_data_seconds = 0.0
         self._started = 0.0
         self._log: Any = None
         self._lock: Any = None
@@ -140,10 +144,12 @@ class Run:
 
         A window whose update fp16 skipped comes again: no example of an epoch is lost to an overflow.
         """
-        loader = iter(dataset.loader(self.step, self.recipe.dataloader_num_workers))
+        device = self.accelerator.device
+        loader = iter(dataset.loader(self.step, self.recipe.dataloader_num_workers, pin_memory=device.type == "cuda"))
         started = time.perf_counter()
         while self.step < self.plan.total_steps and self.stop_reason is None:
-            window = next(loader).to(self.accelerator.device)
+            window = next(loader).to(device)
+            self._data_seconds = time.perf_counter() - started
             step = self.step
             while self.step == step:
                 attempts = self._attempts
@@ -152,6 +158,7 @@ class Run:
                 if self._attempts == attempts:
                     raise RuntimeError("call run.after_step(result) once for each window of run.windows(...)")
                 started = time.perf_counter()
+                self._data_seconds = 0.0
         self._bar.close()
 
     def after_step(self, result: StepResult, evaluate: Evaluate | None = None) -> None:
@@ -165,6 +172,7 @@ class Run:
         now = time.perf_counter()
         seconds = now - self._started
         self._training_seconds += seconds
+        self._total_data_seconds += self._data_seconds
         number = self.step + 1
         if result.stepped:
             self.step = number
@@ -175,7 +183,8 @@ class Run:
         is_last = self.step == self.plan.total_steps
         if number % self.recipe.logging_steps == 0 or number == 1 or is_last or not result.stepped:
             epoch = round(number / self.plan.steps_per_epoch, 6)
-            self.log({"step": number, "epoch": epoch, **asdict(result), "seconds": round(seconds, 6)})
+            times = {"data_seconds": round(self._data_seconds, 6), "seconds": round(seconds, 6)}
+            self.log({"step": number, "epoch": epoch, **asdict(result), **times})
         if not result.stepped or evaluate is None:
             return
         every = self.recipe.eval_steps or self.plan.steps_per_epoch
@@ -254,6 +263,7 @@ class Run:
             "saved_step": self.saved_step,
             "stop_reason": self.stop_reason,
             "train_seconds": round(seconds, 3),
+            "train_data_seconds": round(self._total_data_seconds, 3),
             "train_examples_per_second": round(self._examples / seconds, 3),
             "train_tokens_per_second": round(self._tokens / seconds, 3),
         }

@@ -44,7 +44,7 @@ class Windows:
     def __init__(self, total: int) -> None:
         self.total, self.made = total, 0
 
-    def loader(self, start: int, num_workers: int) -> Iterator[Any]:
+    def loader(self, start: int, num_workers: int, pin_memory: bool) -> Iterator[Any]:
         for _ in range(start, self.total):
             self.made += 1
             yield self

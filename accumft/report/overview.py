@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from accelerate import Accelerator
 
+from accumft.data.files import numbers_of
 from accumft.data.splits import ClassificationData
 from accumft.recipe import TrainingRecipe
 from accumft.report.text import display_width, printable
@@ -25,8 +26,8 @@ def describe_data(data: ClassificationData, tokenized: dict[str, Any], max_lengt
     """
     lines = []
     for split, dataset in tokenized.items():
-        lengths = np.asarray(dataset["length"])
-        truncated = np.mean(dataset["truncated"])
+        lengths = numbers_of(dataset, "length")
+        truncated = np.mean(numbers_of(dataset, "truncated"))
         lines.append(
             f"{split}: {len(dataset):,} rows, tokens {lengths.mean():.0f} mean / {np.median(lengths):.0f} median / "
             f"{lengths.max()} max, {truncated:.1%} truncated at {max_length}"
@@ -38,7 +39,7 @@ def describe_data(data: ClassificationData, tokenized: dict[str, Any], max_lengt
 
 def _describe_labels(data: ClassificationData) -> str:
     names, problem_type = data.labels.names, data.labels.problem_type
-    labels = np.asarray(data.train["labels"])
+    labels = numbers_of(data.train, "labels")
     if problem_type == "regression":
         return f"regression: targets {labels.min():g} to {labels.max():g}, mean {labels.mean():g}"
     if problem_type == "single_label_classification":

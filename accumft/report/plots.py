@@ -208,6 +208,35 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
+def plot_plan(
+    learning_rates: np.ndarray, padding: np.ndarray, plain_padding: float, imbalance: np.ndarray, path: str | Path
+) -> None:
+    """What a dry run knows: the learning rate of every step, and padding and balance over the steps of an epoch.
+
+    Args:
+        learning_rates: (total steps,).
+        padding: (steps of an epoch,) tokens computed for each real one; `plain_padding` the mean in random order.
+        imbalance: (steps of an epoch,) cost of the slowest process over the mean.
+        path: the PNG file; its folder is made.
+    """
+    figure = _figure(8.0, 7.0)
+    rate_axes, padding_axes, balance_axes = figure.subplots(3, 1)
+    rate_axes.plot(np.arange(1, len(learning_rates) + 1), learning_rates, color=_ORANGE)
+    rate_axes.set_ylabel("learning rate")
+    rate_axes.set_xlabel("optimizer step")
+    padding_axes.hist(padding, bins=40, color=_BLUE)
+    padding_axes.axvline(plain_padding, color=_GREY, linestyle="--", label="in random order, mean")
+    padding_axes.set_xlabel("tokens computed for each real one")
+    padding_axes.set_ylabel("steps")
+    padding_axes.legend(frameon=False)
+    balance_axes.hist(imbalance, bins=40, color=_GREEN)
+    balance_axes.set_xlabel("slowest process against the mean")
+    balance_axes.set_ylabel("steps")
+    for axes in (rate_axes, padding_axes, balance_axes):
+        _clean(axes)
+    _save(figure, path)
+
+
 def _figure(width: float, height: float) -> "Figure":
     """An empty figure of the given size in inches."""
     from matplotlib.figure import Figure
