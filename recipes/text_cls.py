@@ -16,7 +16,7 @@ from accelerate.utils import broadcast_object_list, set_seed
 
 from accumft.classification import Scores, best_metric, check_fields, loss_of, report, score
 from accumft.cli import main
-from accumft.compute import configure_compute, warm_up
+from accumft.compute import communicates_in_forward, configure_compute, warm_up
 from accumft.cut import CostModel
 from accumft.data.files import cells_of, numbers_of
 from accumft.data.splits import ClassificationData, load_classification_data, read_splits
@@ -188,7 +188,8 @@ def run(recipe: TextClsRecipe) -> RunResult:
     bare = model
     model, optimizer = accelerator.prepare(model, optimizer)
     steps = with_token_budget(steps, accelerator, model, tokenized["train"], lengths, collate, losses)
-    window_plan = WindowPlan(steps, lengths, CostModel.of(bare.config, planned_device(recipe, accelerator)), multiple)
+    cost = CostModel.of(bare.config, planned_device(recipe, accelerator))
+    window_plan = WindowPlan(steps, lengths, cost, multiple, communicates_in_forward(bare))
     if recipe.dry_run:
         return dry_run(recipe, window_plan, schedule, bare, accelerator)
     eval_limits = evaluation_limits(recipe.per_device_eval_batch_size, steps.batch, multiple)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from small import small_recipe
 
-from accumft.compute import configure_compute, is_compiled, num_compilations, warm_up
+from accumft.compute import communicates_in_forward, configure_compute, is_compiled, num_compilations, warm_up
 from accumft.errors import UserError
 from accumft.launch import make_accelerator
 from accumft.models import build_small_bert
@@ -85,6 +85,12 @@ def test_compiled_model_has_the_same_gradient_and_few_graphs(tmp_path: Any) -> N
     found = change_of_a_step(model)
     assert num_compilations() == made, "five shapes, none of which is compiled anew"
     assert torch.allclose(found, change_of_a_step(small_bert()), rtol=1e-4, atol=1e-6)
+
+
+def test_synchronised_statistics_need_equal_counts() -> None:
+    assert not communicates_in_forward(small_bert())
+    assert not communicates_in_forward(torch.nn.BatchNorm1d(3))
+    assert communicates_in_forward(torch.nn.Sequential(torch.nn.SyncBatchNorm(3)))
 
 
 def test_unknown_backend_and_backend_without_compile(tmp_path: Any) -> None:
