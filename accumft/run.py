@@ -105,7 +105,8 @@ class Run:
         resolved = replace(
             self.recipe,
             effective_batch_size=batch.effective_batch_size,
-            max_tokens_per_micro_batch=batch.max_tokens_per_micro_batch,
+            # What "auto" found; what is unset stays so, and a flag for rows can take its place.
+            max_tokens_per_micro_batch=self.recipe.max_tokens_per_micro_batch and batch.max_tokens_per_micro_batch,
             # One of the two follows from the other on whatever number of processes repeats the run.
             per_device_train_batch_size=None if by_steps else batch.per_device_train_batch_size,
             gradient_accumulation_steps=batch.gradient_accumulation_steps if by_steps else None,

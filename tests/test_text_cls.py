@@ -30,6 +30,7 @@ ROW = {
     "padded_tokens",
     "micro_batches",
     "stepped",
+    "data_seconds",
     "seconds",
 }
 
@@ -120,6 +121,15 @@ def test_saved_recipe_repeats_the_run_bit_for_bit(finished: Path, tmp_path: Path
     assert (saved["effective_batch_size"], saved["gradient_accumulation_steps"]) == (16, None)
 
 
+def test_saved_recipe_holds_the_budget_that_was_found(finished: Path, tmp_path: Path) -> None:
+    result = run(small_recipe(tmp_path / "run", max_tokens_per_micro_batch="auto"))
+    saved = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())
+    assert saved["max_tokens_per_micro_batch"] in (256, 512)  # 16 rows of 24 tokens need no more
+    assert yaml.safe_load((finished / "recipe.yaml").read_text())["max_tokens_per_micro_batch"] is None
+    losses = [row["loss"] for row in result.history if "loss" in row]
+    assert losses == pytest.approx([row["loss"] for row in rows_of(finished)], rel=1e-5)
+
+
 @pytest.mark.parametrize("micro", [8, 5, 1])
 def test_the_cut_does_not_matter(finished: Path, tmp_path: Path, micro: int) -> None:
     result = run(small_recipe(tmp_path / "run", per_device_train_batch_size=micro))
@@ -154,7 +164,7 @@ def test_two_processes_give_the_losses_of_one(finished: Path, tmp_path: Path) ->
     for found, expected in zip(rows_of(tmp_path / "two", "eval_loss"), rows_of(finished, "eval_loss"), strict=True):
         assert found["eval_loss"] == pytest.approx(expected["eval_loss"], rel=1e-5)
         assert found["eval_f1_macro"] == pytest.approx(expected["eval_f1_macro"], abs=1e-9)
-    assert ended.stdout.count("effective batch: 16 examples = 2 processes x 3 micro-batches of up to 3") == 1
+    assert ended.stdout.count("effective batch: 16 examples over 2 processes, in micro-batches of up to 3 examples") == 1
     assert (finished / "predictions.jsonl").read_text("utf-8").count("\n") == 24
 
 
