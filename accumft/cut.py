@@ -25,6 +25,8 @@ class CostModel:
     """What a micro-batch costs however small it is: gradients added up, an embedding gradient made, kernels started."""
     quadratic: float = 0.0
     """Attention: its time for a token grows with the length of the token's row."""
+    rectangle: float = 3.0
+    """What one more rectangle of a packed micro-batch costs, see `accumft.packing`: attention runs on each alone."""
 
     @classmethod
     def of(cls, config: Any, device_type: str) -> "CostModel":
@@ -38,7 +40,9 @@ class CostModel:
         # A token's products with the weights of a layer are 12 · hidden² multiplications, its attention 2 · length ·
         # hidden: 1 / (6 · hidden), at the lower efficiency of attention.
         quadratic = 1 / (3.5 * hidden) if hidden else 0.0
-        return cls(overhead=40.0 if device_type == "cpu" else 256.0, quadratic=quadratic)
+        if device_type == "cpu":
+            return cls(quadratic=quadratic)
+        return cls(overhead=256.0, quadratic=quadratic, rectangle=32.0)
 
     def row(self, lengths: np.ndarray) -> np.ndarray:
         """Cost of one row in a micro-batch padded to these lengths, the overhead left out."""

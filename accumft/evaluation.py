@@ -2,23 +2,26 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import pad_across_processes, send_to_device
 
-from accumft.cut import Limits
+from accumft.cut import CostModel, Limits, cut
 from accumft.data.windows import Batch, Collate, lengths_of
 from accumft.errors import NonFiniteLossError
 from accumft.plan import BatchSizes
-from accumft.window_plan import batches_by_length
 
 # Rows of one forward where neither rows nor tokens are given.
 DEFAULT_ROWS = 32
+# Rows that are cut together: NumPy wants many blocks at a time, the cut few rows a block.
+_BLOCK = 64
 
 
 def inputs_of(batch: Batch) -> dict[str, torch.Tensor]:
-    """A batch without its labels: what the model takes."""
-    return {name: tensor for name, tensor in batch.items() if name != "labels"}
+    """A batch without its labels: what the model takes. A packed one has its mask in its packing."""
+    left_out = ("labels", "attention_mask") if "packing" in batch else ("labels",)
+    return {name: tensor for name, tensor in batch.items() if name not in left_out}
 
 
 @torch.no_grad()
@@ -60,6 +63,33 @@ def predict(
     all_rows = accelerator.gather(pad_across_processes(torch.cat(rows), pad_index=-1))
     all_outputs = accelerator.gather(pad_across_processes(torch.cat(outputs)))
     return _finite(_in_order(all_rows, all_outputs))
+
+
+def batches_by_length(
+    lengths: np.ndarray, num_processes: int, process_index: int, limits: Limits, cost: CostModel | None = None
+) -> list[np.ndarray]:
+    """All examples, cut by length over the whole set, of which one process evaluates these batches, longest first.
+
+    Args:
+        lengths: (examples,) tokens.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    whole = len(order) // _BLOCK * _BLOCK
+    batches = []
+    cost = cost or CostModel()
+    for part in (order[:whole].reshape(-1, _BLOCK), order[None, whole:]):
+        if part.size:
+            starts = cut(lengths[part], 1, limits, cost).starts
+            batches += np.split(part.ravel(), np.flatnonzero(starts.ravel())[1:])
+    # The costliest first, each to the process that has least: their numbers of batches may differ.
+    prices = [cost.overhead + len(b) * float(cost.row(limits.padded(lengths[b[:1]]))[0]) for b in batches]
+    loads, mine = np.zeros(num_processes), []
+    for index in sorted(range(len(batches)), key=lambda i: -prices[i]):
+        process = int(loads.argmin())
+        loads[process] += prices[index]
+        if process == process_index:
+            mine.append(batches[index])
+    return mine
 
 
 def evaluation_limits(per_device_eval_batch_size: int | None, batch: BatchSizes, pad_to_multiple_of: int = 1) -> Limits:

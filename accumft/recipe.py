@@ -89,6 +89,9 @@ class TrainingRecipe:
 
     mixed_precision: Literal["no", "fp16", "bf16"] | None = None
     """Precision of the forward pass. Unset: what `accelerate launch` says, else "no" (float32)."""
+    padding_free: bool | None = None
+    """Rows of a micro-batch one after the other instead of padded to the longest: the same numbers with less work.
+    Unset: where the model allows it."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory, about a third more time."""
     torch_compile: bool = False

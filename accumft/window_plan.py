@@ -1,7 +1,7 @@
 """The micro-batches of every optimizer step on every process: the plan's effective batches, cut by length."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar
 
@@ -47,6 +47,7 @@ class WindowPlan:
         cost: CostModel | None = None,
         pad_to_multiple_of: int = 1,
         equal_counts: bool = False,
+        packed: bool = False,
     ) -> None:
         """
         Args:
@@ -54,12 +55,17 @@ class WindowPlan:
             cost: default: that of a small model on a CPU.
             equal_counts: every process of a step gets the same number of micro-batches, empty ones if need be. For
                 models that communicate in every forward (FSDP, SyncBatchNorm).
+            packed: the cut makes the rectangles of packed micro-batches (`accumft.packing`), and a micro-batch is as
+                many of them as keep the limits.
         """
         self.plan = plan
         self.lengths = np.ones(plan.num_examples, np.int64) if lengths is None else np.asarray(lengths)
         self.cost = cost or CostModel()
         self.limits = plan.batch.limits(pad_to_multiple_of)
         self.equal_counts = equal_counts
+        self.packed = packed
+        # Of a packed micro-batch, the cut makes the rectangles.
+        self._cut_cost = replace(self.cost, overhead=self.cost.rectangle) if packed else self.cost
         self._block: tuple[tuple[int, int], np.ndarray, Cut] | None = None
 
     def micro_batches(self, step: int, process_index: int) -> list[np.ndarray]:
@@ -67,6 +73,10 @@ class WindowPlan:
 
         An empty list where a short effective batch leaves a process none; with `equal_counts`, empty arrays at the end.
         """
+        return [np.concatenate(pieces) for pieces in self.rectangles(step, process_index)]
+
+    def rectangles(self, step: int, process_index: int) -> list[list[np.ndarray]]:
+        """The same as `micro_batches`, each as the rectangles that are padded alone: one, unless they are packed."""
         epoch, position = divmod(step, self.plan.steps_per_epoch)
         block, row = divmod(position, _BLOCK)
         if self._block is None or self._block[0] != (epoch, block):
@@ -77,7 +87,8 @@ class WindowPlan:
             (examples, found), row = self._cut_tail(epoch), 0
         shares = [process_index] if not self.equal_counts else range(self.plan.batch.num_processes)
         windows = [
-            self._largest_first([examples[row, piece] for piece in found.micro_batches(row, share)]) for share in shares
+            self._largest_first(self._grouped([examples[row, piece] for piece in found.micro_batches(row, share)]))
+            for share in shares
         ]
         if not self.equal_counts:
             return windows[0]
@@ -107,14 +118,32 @@ class WindowPlan:
                 padded = self.limits.padded(lengths[batch, begin])
                 counts = np.zeros((len(examples), processes), np.int64)
                 costs = np.zeros((len(examples), processes))
-                np.add.at(counts, (batch, found.process[batch, begin]), 1)
-                weights = self.cost.overhead + rows * self.cost.row(padded)
-                np.add.at(costs, (batch, found.process[batch, begin]), weights)
+                owner = found.process[batch, begin]
+                opens = self._opens(batch, owner, rows, rows * padded)
+                np.add.at(counts, (batch, owner), opens)
+                weights = self._cut_cost.overhead + rows * self.cost.row(padded)
+                np.add.at(costs, (batch, owner), weights + self.cost.overhead * opens * self.packed)
                 parts.append((counts, costs, np.bincount(batch, rows * padded).astype(np.int64), lengths.sum(axis=1)))
-                top = int((rows * padded).argmax())
-                largest = max(largest, (int(rows[top]), int(padded[top])), key=lambda shape: shape[0] * shape[1])
+                # Of a packed micro-batch: as many rows of its longest's length as have its tokens.
+                tokens = np.add.reduceat(rows * padded, np.flatnonzero(opens))
+                longest = padded[opens]
+                top = int(tokens.argmax())
+                shape = (-(-int(tokens[top]) // int(longest[top])), int(longest[top]))
+                largest = max(largest, shape, key=lambda shape: shape[0] * shape[1])
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
         return StepTable(columns[0], columns[1], columns[2], columns[3], largest)
+
+    def _opens(self, batch: np.ndarray, owner: np.ndarray, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Which of all rectangles begins a micro-batch, bool; they stand in the order of batches and processes."""
+        if not self.packed:
+            return np.ones(len(batch), bool)
+        ends = np.flatnonzero(np.append((batch[1:] != batch[:-1]) | (owner[1:] != owner[:-1]), True)) + 1
+        opens, start = np.zeros(len(batch), bool), 0
+        for end in ends.tolist():
+            shapes = list(zip(rows[start:end].tolist(), tokens[start:end].tolist(), strict=True))
+            opens[start:end] = np.diff(_group(shapes, self.limits), prepend=-1) > 0
+            start = end
+        return opens
 
     @property
     def _tail(self) -> int:
@@ -136,22 +165,51 @@ class WindowPlan:
         """(batches, examples) → the same sorted by length, longest first, and their cuts."""
         by_length = np.argsort(-self.lengths[examples].astype(np.int64), axis=1, kind="stable")
         examples = np.take_along_axis(examples, by_length, axis=1)
-        return examples, cut(self.lengths[examples], self.plan.batch.num_processes, self.limits, self.cost)
+        return examples, cut(self.lengths[examples], self.plan.batch.num_processes, self.limits, self._cut_cost)
 
-    def _largest_first(self, pieces: list[np.ndarray]) -> list[np.ndarray]:
-        return sorted(pieces, key=lambda piece: -len(piece) * int(self.limits.padded(self.lengths[piece].max())))
+    def _grouped(self, pieces: list[np.ndarray]) -> list[list[np.ndarray]]:
+        """Rectangles as micro-batches: each alone, or packed as many as keep the limits."""
+        if not self.packed:
+            return [[piece] for piece in pieces]
+        shapes = [(len(piece), self._tokens(piece)) for piece in pieces]
+        numbers = _group(shapes, self.limits)
+        return [
+            [piece for piece, own in zip(pieces, numbers, strict=True) if own == number]
+            for number in range(max(numbers, default=-1) + 1)
+        ]
+
+    def _tokens(self, piece: np.ndarray) -> int:
+        return len(piece) * int(self.limits.padded(self.lengths[piece].max()))
+
+    def _largest_first(self, groups: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
+        return sorted(groups, key=lambda pieces: -sum(map(self._tokens, pieces)))
 
 
-def _split_into(pieces: list[np.ndarray], count: int) -> list[np.ndarray]:
-    """`count` pieces: those with most rows are halved, and where all are single rows, empty ones are added."""
-    pieces = list(pieces)
-    while len(pieces) < count:
-        index = max(range(len(pieces)), key=lambda i: len(pieces[i]), default=None)
-        if index is None or len(pieces[index]) < 2:
-            return pieces + [np.zeros(0, np.int64)] * (count - len(pieces))
-        piece = pieces[index]
-        pieces[index : index + 1] = np.array_split(piece, 2)
-    return pieces
+def _group(shapes: Sequence[tuple[int, int]], limits: Limits) -> list[int]:
+    """The micro-batch of each rectangle (rows, padded tokens): filled one after the other."""
+    numbers, number, rows, tokens = [], 0, 0, 0
+    for more_rows, more_tokens in shapes:
+        too_many = limits.max_rows is not None and rows + more_rows > limits.max_rows
+        if rows and (too_many or (limits.max_tokens is not None and tokens + more_tokens > limits.max_tokens)):
+            number, rows, tokens = number + 1, 0, 0
+        rows, tokens = rows + more_rows, tokens + more_tokens
+        numbers.append(number)
+    return numbers
+
+
+def _split_into(groups: list[list[np.ndarray]], count: int) -> list[list[np.ndarray]]:
+    """`count` micro-batches: those with most rows are halved; where all are single rows, empty ones are added."""
+    groups = list(groups)
+    while len(groups) < count:
+        index = max(range(len(groups)), key=lambda i: sum(map(len, groups[i])), default=None)
+        if index is None or sum(map(len, groups[index])) < 2:
+            return groups + [[np.zeros(0, np.int64)]] * (count - len(groups))
+        pieces = groups[index]
+        if len(pieces) == 1:
+            pieces = np.array_split(pieces[0], 2)
+        middle = len(pieces) // 2
+        groups[index : index + 1] = [pieces[:middle], pieces[middle:]]
+    return groups
 
 
 def cut_stream(
@@ -189,30 +247,3 @@ def cut_stream(
                 pieces = found.micro_batches(batch, process_index)
                 pieces.sort(key=lambda piece: -len(piece) * int(limits.padded(lengths[batch, piece[0]])))
                 yield [[part[offset + i][0] for i in order[batch, piece].tolist()] for piece in pieces]
-
-
-def batches_by_length(
-    lengths: np.ndarray, num_processes: int, process_index: int, limits: Limits, cost: CostModel | None = None
-) -> list[np.ndarray]:
-    """All examples, cut by length over the whole set, of which one process evaluates these batches, longest first.
-
-    Args:
-        lengths: (examples,) tokens.
-    """
-    order = np.argsort(-lengths, kind="stable")
-    whole = len(order) // _BLOCK * _BLOCK
-    batches = []
-    cost = cost or CostModel()
-    for part in (order[:whole].reshape(-1, _BLOCK), order[None, whole:]):
-        if part.size:
-            starts = cut(lengths[part], 1, limits, cost).starts
-            batches += np.split(part.ravel(), np.flatnonzero(starts.ravel())[1:])
-    # The costliest first, each to the process that has least: their numbers of batches may differ.
-    prices = [cost.overhead + len(b) * float(cost.row(limits.padded(lengths[b[:1]]))[0]) for b in batches]
-    loads, mine = np.zeros(num_processes), []
-    for index in sorted(range(len(batches)), key=lambda i: -prices[i]):
-        process = int(loads.argmin())
-        loads[process] += prices[index]
-        if process == process_index:
-            mine.append(batches[index])
-    return mine

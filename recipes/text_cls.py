@@ -34,6 +34,7 @@ from accumft.models import (
     train_vocabulary,
 )
 from accumft.optim import build_optimizer
+from accumft.packing import pack
 from accumft.plan import Plan, batch_sizes_of
 from accumft.probe import with_token_budget
 from accumft.recipe import TableRecipe, checked, refuse_unused
@@ -189,12 +190,13 @@ def run(recipe: TextClsRecipe) -> RunResult:
     model, optimizer = accelerator.prepare(model, optimizer)
     steps = with_token_budget(steps, accelerator, model, tokenized["train"], lengths, collate, losses)
     cost = CostModel.of(bare.config, planned_device(recipe, accelerator))
-    window_plan = WindowPlan(steps, lengths, cost, multiple, communicates_in_forward(bare))
+    packed = pack(bare, tokenizer, tokenized["train"], recipe)
+    window_plan = WindowPlan(steps, lengths, cost, multiple, communicates_in_forward(bare), packed is not None)
     if recipe.dry_run:
         return dry_run(recipe, window_plan, schedule, bare, accelerator)
     eval_limits = evaluation_limits(recipe.per_device_eval_batch_size, steps.batch, multiple)
     accelerator.print(describe_run(recipe, window_plan, schedule, accelerator, bare))
-    windows = WindowDataset(tokenized["train"], window_plan, collate, accelerator.process_index)
+    windows = WindowDataset(tokenized["train"], window_plan, packed or collate, accelerator.process_index)
     warm_up(accelerator, model, windows[0].micro_batches, losses)
 
     def scores(split: str) -> Scores | None:

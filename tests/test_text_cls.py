@@ -164,7 +164,8 @@ def test_two_processes_give_the_losses_of_one(finished: Path, tmp_path: Path) ->
     for found, expected in zip(rows_of(tmp_path / "two", "eval_loss"), rows_of(finished, "eval_loss"), strict=True):
         assert found["eval_loss"] == pytest.approx(expected["eval_loss"], rel=1e-5)
         assert found["eval_f1_macro"] == pytest.approx(expected["eval_f1_macro"], abs=1e-9)
-    assert ended.stdout.count("effective batch: 16 examples over 2 processes, in micro-batches of up to 3 examples") == 1
+    batch = "effective batch: 16 examples over 2 processes, in micro-batches of up to 3 examples"
+    assert ended.stdout.count(batch) == 1
     assert (finished / "predictions.jsonl").read_text("utf-8").count("\n") == 24
 
 

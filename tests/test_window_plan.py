@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from accumft.cut import CostModel, Limits
+from accumft.evaluation import batches_by_length
 from accumft.plan import Plan, resolve_batch_sizes
 from accumft.synthetic import generate_notes
-from accumft.window_plan import WindowPlan, batches_by_length, cut_stream
+from accumft.window_plan import WindowPlan, cut_stream
 
 
 def lengths_like(n: int, seed: int = 0) -> np.ndarray:

@@ -13,9 +13,10 @@ from torch.utils.data import DataLoader, Dataset
 from accumft.data.files import numbers_of
 from accumft.window_plan import WindowPlan
 
-Batch = Mapping[str, torch.Tensor]
-Collate = Callable[[dict[str, list[Any]]], Batch]
-"""Makes a batch from the columns of some rows, each column a list."""
+Batch = Mapping[str, Any]
+"""Tensors by name; of a packed batch also its "packing"."""
+Collate = Callable[..., Batch]
+"""Makes a batch from the columns of some rows, each a list; of a packed one, also from the rows of each rectangle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,10 @@ class Window:
 
 def count(micro_batches: Sequence[Batch]) -> tuple[int, int, int]:
     """Examples, tokens, and tokens with padding; without attention masks, an example counts as a token."""
-    examples = sum(len(next(iter(batch.values()))) for batch in micro_batches)
+    examples = sum(
+        len(batch["packing"].first) if "packing" in batch else len(next(iter(batch.values())))
+        for batch in micro_batches
+    )
     masks = [batch["attention_mask"] for batch in micro_batches if "attention_mask" in batch]
     if not masks:
         return examples, examples, examples
@@ -83,15 +87,17 @@ class WindowDataset(Dataset[Window]):
         return self.plan.plan.total_steps
 
     def __getitem__(self, step: int) -> Window:
-        pieces = self.plan.micro_batches(step, self.process_index) or [np.zeros(0, np.int64)]
-        placeholders = frozenset(number for number, piece in enumerate(pieces) if not len(piece))
+        micro_batches = self.plan.rectangles(step, self.process_index) or [[np.zeros(0, np.int64)]]
+        placeholders = frozenset(number for number, pieces in enumerate(micro_batches) if not len(pieces[0]))
         batches, rows = [], []
-        for piece in pieces:
-            if not len(piece):
-                piece = self.plan.shortest(step)
-            columns = self.dataset[piece.tolist()]
-            rows.append(columns.pop("row", piece.tolist()))
-            batches.append(self.collate(columns))
+        for number, pieces in enumerate(micro_batches):
+            if number in placeholders:
+                pieces = [self.plan.shortest(step)]
+            examples = np.concatenate(pieces).tolist()
+            columns = self.dataset[examples]
+            rows.append(columns.pop("row", examples))
+            sizes = [list(map(len, pieces))] if self.plan.packed else []
+            batches.append(self.collate(columns, *sizes))
         return Window(
             micro_batches=batches,
             rows=rows,
