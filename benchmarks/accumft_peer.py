@@ -18,6 +18,7 @@ from accumft.launch import make_accelerator
 from accumft.losses import ClassificationLoss
 from accumft.models import load_sequence_classifier
 from accumft.optim import build_optimizer
+from accumft.packing import pack
 from accumft.plan import Plan, resolve_batch_sizes
 from accumft.probe import with_token_budget
 from accumft.run import Run
@@ -80,6 +81,7 @@ class Accumft:
             max_grad_norm=self.job.max_grad_norm,
             num_train_epochs=1.0,
             effective_batch_size=self.job.effective_batch,
+            padding_free=False if self.job.peer == "accumft_padded" else None,
             output_dir=output_dir,
         )
         accelerator = make_accelerator(
@@ -90,11 +92,14 @@ class Accumft:
         optimizer = build_optimizer(model, recipe)
         scheduler = build_scheduler(optimizer, build_schedule(recipe, plan.total_steps))
         cost = CostModel.of(model.config, accelerator.device.type)
+        bare = model
         model, optimizer = accelerator.prepare(model, optimizer)
         lengths = lengths_of(dataset)
         plan = with_token_budget(plan, accelerator, model, dataset, lengths, self.collate, self.losses)
         self.batch = plan.batch
-        windows = WindowDataset(dataset, WindowPlan(plan, lengths, cost), self.collate, accelerator.process_index)
+        packed = pack(bare, self.tokenizer, dataset, recipe)
+        window_plan = WindowPlan(plan, lengths, cost, packed=packed is not None)
+        windows = WindowDataset(dataset, window_plan, packed or self.collate, accelerator.process_index)
         return Prepared(recipe, accelerator, model, optimizer, scheduler, plan, windows)
 
     def train(self, model: Any, part: dict[str, Any], meter: Meter) -> None:

@@ -16,6 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from worker import Job, Meter
 
+from accumft.evaluation import inputs_of
+
 
 class Peer:
     """The data set, tokenised, and the model, as a user of transformers loads them."""
@@ -99,9 +101,8 @@ def train_on_windows(job: Job, model: Any, windows: list[list[Any]], optimizer: 
     meter.start()
     for window, count in zip(windows, counts.tolist(), strict=True):
         for number, batch in enumerate(window, start=1):
-            inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
             with no_sync(running, number == len(window)):
-                loss = F.cross_entropy(running(**inputs).logits, batch["labels"], reduction="sum")
+                loss = F.cross_entropy(running(**inputs_of(batch)).logits, batch["labels"], reduction="sum")
                 (loss * (job.world / count)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), job.max_grad_norm)
         optimizer.step()
@@ -242,5 +243,6 @@ PEERS: dict[str, Callable[[Job], Any]] = {
     "accelerate": AccelerateExample,
     "fabric": Fabric,
     "accumft": _accumft,
+    "accumft_padded": _accumft,
     "bare_on_accumft": _bare_on_accumft,
 }

@@ -91,7 +91,7 @@ def plot(rows: list[Row], path: Path) -> None:
         peers = list(dict.fromkeys(row["peer"] for row in mine))
         base = "trainer" if "trainer" in peers else "ceiling" if "ceiling" in peers else peers[0]
         values = [ratio(mine, peer, base) or 0.0 for peer in peers]
-        colours = ["tab:orange" if peer == "accumft" else "tab:grey" for peer in peers]
+        colours = ["tab:orange" if peer.startswith("accumft") else "tab:grey" for peer in peers]
         bars = axis.barh(peers[::-1], values[::-1], color=colours[::-1])
         axis.bar_label(bars, fmt="%.2f", padding=2)
         axis.set_xlim(0, 1.18 * max(values))

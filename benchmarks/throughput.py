@@ -34,6 +34,7 @@ PEERS = (
     "accelerate",
     "fabric",
     "bare_on_accumft",
+    "accumft_padded",
     "accumft",
 )
 TRAINER_DEFAULT = 8  # per_device_train_batch_size of transformers.TrainingArguments

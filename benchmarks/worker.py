@@ -88,10 +88,11 @@ class Meter:
 
     def _before(self, module: Any, args: Any, kwargs: dict[str, torch.Tensor]) -> None:
         self._forward_began = time.perf_counter()
-        mask = kwargs["attention_mask"]
+        packing = kwargs.get("packing")
+        mask = kwargs["attention_mask"] if packing is None else packing.mask
         self.tokens += int(mask.sum())
         self.padded_tokens += mask.numel()
-        self.examples += len(mask)
+        self.examples += len(mask) if packing is None else len(packing.first)
         self.micro_batches += 1
 
     def _after(self, *_: Any) -> None:
