@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast, broadcast_object_list
 from torch.optim.lr_scheduler import LRScheduler
 
+from accumft.compute import is_compiled, num_compilations
 from accumft.data.windows import Window, WindowDataset
 from accumft.outputs import claim_output_dir, load_weights, save_model, save_recipe, to_json
 from accumft.plan import Plan
@@ -268,6 +269,8 @@ class Run:
             "train_examples_per_second": round(self._examples / seconds, 3),
             "train_tokens_per_second": round(self._tokens / seconds, 3),
         }
+        if is_compiled(self.accelerator.unwrap_model(self.model)):
+            results["compilations"] = num_compilations()
         if self.is_main:
             text = to_json(results, indent=2)
             (self.output_dir / "all_results.json").write_text(text + "\n", encoding="utf-8")

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from small import small_recipe
+from text_cls import run
 
 from accumft.compute import communicates_in_forward, configure_compute, is_compiled, num_compilations, warm_up
 from accumft.errors import UserError
@@ -85,6 +86,19 @@ def test_compiled_model_has_the_same_gradient_and_few_graphs(tmp_path: Any) -> N
     found = change_of_a_step(model)
     assert num_compilations() == made, "five shapes, none of which is compiled anew"
     assert torch.allclose(found, change_of_a_step(small_bert()), rtol=1e-4, atol=1e-6)
+
+
+def test_a_compiled_run_has_the_losses_of_an_eager_one_and_says_how_often_it_compiled(tmp_path: Any) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    fields = {"max_length": 60, "synthetic_size": 40, "num_train_epochs": 1.0, "padding_free": False}
+    eager = run(small_recipe(tmp_path / "eager", **fields))
+    fields |= {"torch_compile": True, "torch_compile_backend": "eager", "padding_free": None}
+    compiled = run(small_recipe(tmp_path / "compiled", **fields))
+    losses = [[row["loss"] for row in result.history if "loss" in row] for result in (eager, compiled)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert "compilations" not in eager.metrics
+    assert 1 <= compiled.metrics["compilations"] <= 6  # training and evaluation, of one row and of several
 
 
 def test_synchronised_statistics_need_equal_counts() -> None:
