@@ -14,6 +14,7 @@ import numpy as np
 BALANCE_TOLERANCE = 0.02
 # Rounding of sums of costs, as a share of one process's whole time.
 _ROUNDING = 1e-9
+_UNLIMITED = 2**62  # rows or tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,10 @@ class Limits:
 
     def rows(self, padded: np.ndarray) -> np.ndarray:
         """How many rows a micro-batch may have whose longest is padded to this; at least 1."""
-        most = np.full(padded.shape, np.iinfo(np.int64).max if self.max_rows is None else self.max_rows)
+        most = np.full(padded.shape, _UNLIMITED if self.max_rows is None else min(self.max_rows, _UNLIMITED))
         if self.max_tokens is not None:
-            most = np.minimum(most, np.maximum(self.max_tokens // np.maximum(padded, 1), 1))
+            tokens = min(self.max_tokens, _UNLIMITED)
+            most = np.minimum(most, np.maximum(tokens // np.maximum(padded.astype(np.int64), 1), 1))
         return most
 
 
@@ -98,8 +100,8 @@ def cut(lengths: np.ndarray, num_processes: int, limits: Limits, cost: CostModel
         lengths: (batches, examples) int, tokens, each row descending.
     """
     batches, examples = lengths.shape
-    if not batches:
-        return Cut(np.zeros((0, examples), bool), np.zeros((0, examples), np.int32))
+    if not lengths.size:
+        return Cut(np.zeros(lengths.shape, bool), np.zeros(lengths.shape, np.int32))
     padded = limits.padded(lengths)
     weights = cost.row(padded)
     # Where a micro-batch that begins at a position must have ended.
@@ -144,8 +146,9 @@ def _within_reason(weights: np.ndarray, reach: np.ndarray, overhead: float) -> n
     while ahead < examples:
         # Of a micro-batch that begins `ahead` positions earlier, cut here: each row from here on costs so much less.
         saved = weights[:, :-ahead] - weights[:, ahead:]
-        with np.errstate(divide="ignore"):
-            bound = np.arange(ahead, examples) + np.floor(overhead / saved)
+        bound = np.arange(ahead, examples) + np.floor(
+            np.divide(overhead, saved, out=np.full_like(saved, np.inf), where=saved > 0)
+        )
         reach[:, :-ahead] = np.minimum(reach[:, :-ahead], bound)
         ahead *= 2
     return reach

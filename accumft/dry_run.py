@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from accelerate import Accelerator
 
+from accumft.errors import UserError
 from accumft.memory import GIB, MemoryEstimate, estimate_memory, fits
-from accumft.recipe import TrainingRecipe
+from accumft.recipe import TrainingRecipe, refuse_unused
 from accumft.report.plots import plot_plan
 from accumft.report.terminal import line_plot
 from accumft.run import RunResult
@@ -31,7 +32,7 @@ class RunPlan:
     recipe: TrainingRecipe
     window_plan: WindowPlan
     steps: StepTable
-    """Of the first epoch."""
+    """Of the first epoch, or what the run has of it."""
     schedule: Schedule
     parameters: int
     trainable: int
@@ -46,15 +47,18 @@ class RunPlan:
 
     @property
     def plain_padding(self) -> float:
-        """The same if the micro-batches, as many of them, were made of rows in random order."""
-        plan, lengths = self.window_plan.plan, self.window_plan.lengths
-        pieces = max(1, round(float(self.steps.micro_batches.sum(axis=1).mean())))
+        """The same for rows in random order, padded to the longest of a micro-batch of the same limits."""
+        plan, limits = self.window_plan.plan, self.window_plan.limits
         padded = real = 0
         for step in range(min(plan.steps_per_epoch, _STEPS_COMPARED)):
-            examples = plan.effective_batch(step)
-            for piece in np.array_split(examples, min(pieces, len(examples))):
-                padded += len(piece) * int(self.window_plan.limits.padded(lengths[piece].max()))
-                real += int(lengths[piece].sum())
+            lengths = self.window_plan.lengths[plan.effective_batch(step)]
+            real += int(lengths.sum())
+            rows = longest = 0
+            for length in limits.padded(lengths.astype(np.int64)).tolist():
+                if rows >= int(limits.rows(np.array([max(longest, length)]))[0]):
+                    padded, rows, longest = padded + rows * longest, 0, 0
+                rows, longest = rows + 1, max(longest, length)
+            padded += rows * longest
         return padded / real
 
     @property
@@ -88,8 +92,11 @@ class RunPlan:
                 f"{plan.total_steps:,} ({plan.steps_per_epoch:,} an epoch), {self.schedule.warmup_steps:,} warm up",
             ),
             ("micro-batches a step and process", f"{counts.min()} min, {counts.mean():.1f} mean, {counts.max()} max"),
-            ("largest micro-batch", f"{rows} rows x {tokens} tokens"),
-            ("tokens computed for each real one", f"{self.padding:.3f} (in random order {self.plain_padding:.2f})"),
+            ("largest micro-batch", f"{rows * tokens:,} tokens"),
+            (
+                "tokens computed for each real one",
+                f"{self.padding:.3f} (padded in random order {self.plain_padding:.2f})",
+            ),
             ("slowest process against the mean", f"{self.imbalance:.3f}" if processes > 1 else "one process"),
             ("parameters", f"{self.parameters / 1e6:.1f} M, {self.trainable / 1e6:.1f} M of them trained"),
             (
@@ -150,7 +157,7 @@ def make_run_plan(
         device_type: "cuda" or "cpu": whose memory is estimated.
         precision: "no", "fp16" or "bf16".
     """
-    steps = window_plan.table()
+    steps = window_plan.table(max_steps=window_plan.plan.total_steps)
     processes = window_plan.plan.batch.num_processes
     memory = estimate_memory(
         model,
@@ -173,6 +180,18 @@ def make_run_plan(
         memory,
         {"no": "float32"}.get(precision, precision),
     )
+
+
+def check_dry_run(recipe: TrainingRecipe) -> None:
+    """Raises a `UserError` for fields of a dry run without one, and for a measurement of a machine that is not here."""
+    if not recipe.dry_run:
+        refuse_unused(recipe, ("num_processes_planned", "device_memory_gb"), "no --dry_run")
+    elsewhere = recipe.num_processes_planned or recipe.device_memory_gb or recipe.mixed_precision == "fp16"
+    if recipe.dry_run and recipe.max_tokens_per_micro_batch == "auto" and elsewhere:
+        raise UserError(
+            "--max_tokens_per_micro_batch auto: would be measured on this machine and not on the one that is planned "
+            "for; give a number"
+        )
 
 
 def planned_device(recipe: TrainingRecipe, accelerator: Accelerator) -> str:

@@ -1,9 +1,9 @@
 """The word embeddings of a window: looked up once, and their gradient made once.
 
 An embedding's gradient is a dense matrix of vocabulary × hidden (47 MB for MiniLM, 770 MB for XLM-R), zeroed, filled
-and added up anew in each micro-batch, though a window touches a few hundred of its rows. Here the micro-batches read
-those rows from a small matrix of their own, and the last one's backward hands the sum of its gradient on to the weight:
-the same gradient, and for DDP the same single use of the weight in the backward that it reduces.
+and added up anew in each micro-batch, though a window touches a few hundred of its rows. Here all but the last
+micro-batch read those rows from a small matrix of their own, whose gradient the last one's backward adds to that of the
+weight: the same gradient, and for DDP the same single use of the weight in the backward that it reduces.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,44 +18,54 @@ from accumft.data.windows import Batch
 
 
 class WindowEmbedding:
-    """The rows of an embedding that a window's micro-batches need, in place of the embedding."""
+    """Stands for an embedding during a window."""
 
     def __init__(self, embedding: nn.Embedding, micro_batches: Sequence[Batch]) -> None:
         self.embedding = embedding
-        self.ids = [batch["input_ids"] for batch in micro_batches]
-        unique, inverse = torch.unique(torch.cat([ids.flatten() for ids in self.ids]), return_inverse=True)
-        self.unique = unique
-        self.positions = [
-            part.view_as(ids)
-            for part, ids in zip(inverse.split([ids.numel() for ids in self.ids]), self.ids, strict=True)
-        ]
-        self.rows = embedding.weight.detach()[unique].requires_grad_()
+        # The last micro-batch has the weight itself.
+        self.ids = [batch["input_ids"] for batch in micro_batches[:-1]]
+        self.unique, inverse = torch.unique(torch.cat([ids.flatten() for ids in self.ids]), return_inverse=True)
+        sizes = [ids.numel() for ids in self.ids]
+        self.positions = [part.view_as(ids) for part, ids in zip(inverse.split(sizes), self.ids, strict=True)]
+        self.rows = embedding.weight.detach()[self.unique].requires_grad_()
         self.current = 0
+        self._weight: torch.Tensor | None = None
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Stands for `embedding.forward`; ids other than the current micro-batch's go the usual way."""
-        if input_ids is not self.ids[self.current]:
-            embedding = self.embedding
+        embedding = self.embedding
+        if not torch.is_grad_enabled():
             return F.embedding(input_ids, embedding.weight, embedding.padding_idx)
-        rows = self.rows
-        if self.current == len(self.ids) - 1:
-            rows = F.embedding(self.unique, self.embedding.weight, self.embedding.padding_idx)
-            if self.rows.grad is not None:
-                rows = _WithEarlierGradient.apply(rows, self.rows.grad)
-        return F.embedding(self.positions[self.current], rows)
+        if self.current == len(self.ids):
+            if self._weight is None:  # once, however often the last micro-batch runs the model
+                self._weight = _WithEarlierGradient.apply(embedding.weight, self)
+            return F.embedding(input_ids, self._weight, embedding.padding_idx)
+        if input_ids is not self.ids[self.current]:
+            return F.embedding(input_ids, embedding.weight, embedding.padding_idx)
+        return F.embedding(self.positions[self.current], self.rows)
+
+    def take_gradient(self) -> torch.Tensor | None:
+        """(rows, hidden) the gradient of `rows` over the micro-batches so far, once; None where there is none."""
+        gradient, self.rows.grad = self.rows.grad, None
+        if gradient is not None and self.embedding.padding_idx is not None:
+            gradient[self.unique == self.embedding.padding_idx] = 0
+        return gradient
 
 
 class _WithEarlierGradient(torch.autograd.Function):
-    """The identity, whose gradient is increased by that of earlier uses."""
+    """The weight, whose gradient is increased by that of the rows that earlier micro-batches used."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, earlier: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(earlier)
-        return rows.view_as(rows)
+    def forward(ctx: Any, weight: torch.Tensor, window: WindowEmbedding) -> torch.Tensor:
+        ctx.window = window
+        return weight.view_as(weight)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient + ctx.saved_tensors[0], None
+        earlier = ctx.window.take_gradient()
+        if earlier is not None:
+            gradient = gradient.index_add(0, ctx.window.unique, earlier)
+        return gradient, None
 
 
 @contextmanager
@@ -67,6 +77,9 @@ def window_embedding(model: Any, micro_batches: Sequence[Batch]) -> Iterator[Win
 
     Yields:
         What to set `current` on before each micro-batch; None where nothing was replaced.
+
+    Raises:
+        RuntimeError: the last micro-batch did not use the embedding, though earlier ones did.
     """
     embedding = _replaceable(model, micro_batches)
     if embedding is None:
@@ -78,6 +91,10 @@ def window_embedding(model: Any, micro_batches: Sequence[Batch]) -> Iterator[Win
         yield replaced
     finally:
         del vars(embedding)["forward"]
+    if replaced.take_gradient() is not None:
+        raise RuntimeError(
+            "loss_sum runs the input embedding in some micro-batches and not in the last: their gradient would be lost"
+        )
 
 
 def _replaceable(model: Any, micro_batches: Sequence[Batch]) -> nn.Embedding | None:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from accumft.errors import UserError
+from accumft.packing import IMPLEMENTATION as PACKED
 
 GIB = 2**30
 
@@ -141,6 +142,8 @@ def _bare_model(model_or_config: Any, num_labels: int | None, device: str) -> An
     """A model of the same class, configuration and frozen parameters, in training mode, on the meta device."""
     given = model_or_config if isinstance(model_or_config, nn.Module) else None
     config: Any = copy.deepcopy(model_or_config if given is None else given.config)
+    if getattr(config, "_attn_implementation", None) == PACKED:
+        config._attn_implementation = "sdpa"  # which it is, rectangle by rectangle
     if num_labels is not None:
         config.num_labels = num_labels
     if getattr(config, "pad_token_id", None) is None:

@@ -19,8 +19,10 @@ from accumft.errors import UserError
 from accumft.recipe import TrainingRecipe
 
 IMPLEMENTATION = "accumft_packed"
-# Largest difference of a logit, packed against padded, in float32: rounding stays below a hundredth of it.
-TOLERANCE = 1e-3
+# Largest difference of a logit, packed against padded, as a share of how far the logits of different rows lie apart.
+# Rounding stays below a tenth of it, even in a new model, all of whose logits are nearly alike; tokens that see those
+# of another row move a logit by about as much as another row does.
+TOLERANCE = 1e-2
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ def pack(model: Any, tokenizer: Any, dataset: Any, recipe: TrainingRecipe) -> Pa
     on some rows, packed and padded; a logit that differs leaves everything as it was.
 
     Args:
-        model: of `transformers`, in float32, not wrapped.
+        model: of `transformers`, on the CPU, not prepared yet: the trial wants float32.
         dataset: tokenised rows, on some of which it is tried.
         recipe: its `padding_free` and `pad_to_multiple_of`.
 
@@ -223,4 +225,7 @@ def _is_the_same(model: Any, tokenizer: Any, collate: PackedCollator, dataset: A
         padded = model(**inputs_of(TextCollator(tokenizer)(columns))).logits
     finally:
         model.train(was_training)
-    return packed.shape == padded.shape and bool(torch.allclose(packed, padded, rtol=TOLERANCE, atol=TOLERANCE))
+    if packed.shape != padded.shape:
+        return False
+    spread = (padded.max(dim=0).values - padded.min(dim=0).values).max()
+    return bool((packed - padded).abs().max() <= TOLERANCE * spread)

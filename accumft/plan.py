@@ -23,6 +23,8 @@ DEFAULT_TOKENS = 1024
 # Examples of a micro-batch where only the accumulation steps are given, as transformers has it.
 DEFAULT_PER_DEVICE_BATCH_SIZE = 8
 
+MAXIMUM = 2**31 - 1  # of examples or tokens
+
 TokenBudget = int | Literal["auto"]
 
 
@@ -79,6 +81,8 @@ def resolve_batch_sizes(
     for name, value in [*given.items(), ("max_tokens_per_micro_batch", max_tokens_per_micro_batch)]:
         if value is not None and value != "auto" and value < 1:
             raise UserError(f"--{name} {value}: must be at least 1")
+        if value is not None and value != "auto" and value > MAXIMUM:
+            raise UserError(f"--{name} {value}: must be at most {MAXIMUM:,}")
     effective, micro, steps = given.values()
 
     if micro is None and steps is None:

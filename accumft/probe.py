@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object, send_to_device
 from accelerate.utils.memory import should_reduce_batch_size
 
+from accumft.cut import Limits
 from accumft.data.windows import Collate
 from accumft.errors import UserError
 from accumft.plan import Plan
@@ -39,6 +40,7 @@ def try_budgets(
     loss_sum: LossSum,
     *,
     largest: int,
+    pad_to_multiple_of: int = 1,
     seconds: float = 8.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Trial]:
@@ -66,7 +68,8 @@ def try_budgets(
     started = clock()
     budget = SMALLEST_BUDGET
     while True:
-        speed = _speed(accelerator, bare, dataset, lengths, order, collate, loss_sum, budget, clock)
+        limits = Limits(max_tokens=budget, pad_to_multiple_of=pad_to_multiple_of)
+        speed = _speed(accelerator, bare, dataset, lengths, order, collate, loss_sum, limits, clock)
         # All decide by the same numbers: the slowest process's, which is none where one has no memory for it.
         speeds, spent = zip(*gather_object([(speed, clock() - started)]), strict=True)
         trials.append(Trial(budget, min(speeds)))
@@ -91,12 +94,23 @@ def with_token_budget(
     lengths: np.ndarray,
     collate: Collate,
     loss_sum: LossSum,
+    pad_to_multiple_of: int = 1,
 ) -> Plan:
     """The plan with a number where its `max_tokens_per_micro_batch` is "auto", which it prints; else the same plan."""
     if plan.batch.max_tokens_per_micro_batch != "auto":
         return plan
     share = -(-min(plan.batch.effective_batch_size, len(lengths)) // accelerator.num_processes)
-    trials = try_budgets(accelerator, model, dataset, lengths, collate, loss_sum, largest=share * int(lengths.max()))
+    longest = int(Limits(pad_to_multiple_of=pad_to_multiple_of).padded(lengths).max())
+    trials = try_budgets(
+        accelerator,
+        model,
+        dataset,
+        lengths,
+        collate,
+        loss_sum,
+        largest=share * longest,
+        pad_to_multiple_of=pad_to_multiple_of,
+    )
     accelerator.print(describe_trials(trials))
     return replace(plan, batch=replace(plan.batch, max_tokens_per_micro_batch=fastest(trials)))
 
@@ -113,7 +127,10 @@ def describe_trials(trials: list[Trial]) -> str:
         f"{trial.max_tokens:,}: {f'{trial.tokens_per_second:,.0f}' if trial.tokens_per_second else 'no memory'}"
         for trial in trials
     )
-    return f"max_tokens_per_micro_batch auto: {fastest(trials):,} (tokens/s by budget: {tried})"
+    return (
+        f"max_tokens_per_micro_batch auto: {fastest(trials):,}, the smallest within {WORTH_IT:.0%} of the fastest "
+        f"(tokens/s by budget: {tried})"
+    )
 
 
 def _is_enough(trials: list[Trial]) -> bool:
@@ -130,13 +147,13 @@ def _speed(
     order: np.ndarray,
     collate: Collate,
     loss_sum: LossSum,
-    budget: int,
+    limits: Limits,
     clock: Callable[[], float],
 ) -> float:
     """Real tokens per second over two micro-batches of this budget; 0 if one does not fit into memory."""
     tokens, spent = 0, 0.0
     for first in (0, len(order) // 2):
-        rows = max(1, budget // max(int(lengths[order[first]]), 1))
+        rows = int(limits.rows(limits.padded(lengths[order[first : first + 1]]))[0])
         # The middle rows repeat where the data set is smaller than the micro-batch.
         indices = np.resize(order[first:], rows)
         columns = dataset[indices.tolist()]

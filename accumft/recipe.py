@@ -172,6 +172,7 @@ SHARES = (
     "validation_split",
     "threshold",
 )
+MAXIMUM_PROCESSES = 10_000
 MAXIMUM_SEED = 2**32 - 1  # NumPy's
 
 
@@ -212,6 +213,8 @@ def checked(recipe: RecipeT) -> RecipeT:
         value = getattr(recipe, name, None)
         if value is not None and not 0 <= value < 1:
             raise UserError(f"--{name} {value}: must be at least 0 and below 1")
+    if (recipe.num_processes_planned or 0) > MAXIMUM_PROCESSES:
+        raise UserError(f"--num_processes_planned {recipe.num_processes_planned}: at most {MAXIMUM_PROCESSES:,}")
     if recipe.seed > MAXIMUM_SEED:
         raise UserError(f"--seed {recipe.seed}: must be at most {MAXIMUM_SEED}")
     return recipe

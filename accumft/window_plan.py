@@ -30,7 +30,7 @@ class StepTable:
     tokens: np.ndarray
     """(steps,) int, without padding."""
     largest: tuple[int, int]
-    """(rows, tokens a row) of the micro-batch with most padded tokens."""
+    """(rows, tokens a row) of the micro-batch with most padded tokens; of a packed one, a shape of as many tokens."""
 
 
 class WindowPlan:
@@ -100,7 +100,7 @@ class WindowPlan:
         return examples[[self.lengths[examples].argmin()]]
 
     def table(self, epoch: int = 0, max_steps: int | None = None) -> StepTable:
-        """The numbers of every step of an epoch, or of its first `max_steps`."""
+        """The numbers of every step of an epoch, or of its first `max_steps`; of `equal_counts`, before they are."""
         steps, processes = self.plan.steps_per_epoch, self.plan.batch.num_processes
         stop = steps if max_steps is None else min(steps, max_steps)
         parts, largest = [], (0, 0)
@@ -124,11 +124,11 @@ class WindowPlan:
                 weights = self._cut_cost.overhead + rows * self.cost.row(padded)
                 np.add.at(costs, (batch, owner), weights + self.cost.overhead * opens * self.packed)
                 parts.append((counts, costs, np.bincount(batch, rows * padded).astype(np.int64), lengths.sum(axis=1)))
-                # Of a packed micro-batch: as many rows of its longest's length as have its tokens.
                 tokens = np.add.reduceat(rows * padded, np.flatnonzero(opens))
-                longest = padded[opens]
                 top = int(tokens.argmax())
-                shape = (-(-int(tokens[top]) // int(longest[top])), int(longest[top]))
+                # Of a packed micro-batch: its tokens in as few rows as are no longer than its longest.
+                few = -(-int(tokens[top]) // max(1, int(padded[opens][top])))
+                shape = (few, int(tokens[top]) // max(1, few))
                 largest = max(largest, shape, key=lambda shape: shape[0] * shape[1])
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
         return StepTable(columns[0], columns[1], columns[2], columns[3], largest)

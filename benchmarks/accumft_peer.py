@@ -92,12 +92,11 @@ class Accumft:
         optimizer = build_optimizer(model, recipe)
         scheduler = build_scheduler(optimizer, build_schedule(recipe, plan.total_steps))
         cost = CostModel.of(model.config, accelerator.device.type)
-        bare = model
+        packed = pack(model, self.tokenizer, dataset, recipe)
         model, optimizer = accelerator.prepare(model, optimizer)
         lengths = lengths_of(dataset)
         plan = with_token_budget(plan, accelerator, model, dataset, lengths, self.collate, self.losses)
         self.batch = plan.batch
-        packed = pack(bare, self.tokenizer, dataset, recipe)
         window_plan = WindowPlan(plan, lengths, cost, packed=packed is not None)
         windows = WindowDataset(dataset, window_plan, packed or self.collate, accelerator.process_index)
         return Prepared(recipe, accelerator, model, optimizer, scheduler, plan, windows)

@@ -22,7 +22,7 @@ from accumft.data.files import cells_of, numbers_of
 from accumft.data.splits import ClassificationData, load_classification_data, read_splits
 from accumft.data.text import TextCollator, tokenize
 from accumft.data.windows import Batch, WindowDataset, lengths_of
-from accumft.dry_run import RunPlan, dry_run, planned_device
+from accumft.dry_run import RunPlan, check_dry_run, dry_run, planned_device
 from accumft.evaluation import evaluation_limits, inputs_of, predict
 from accumft.launch import leaves_no_state, make_accelerator, num_processes
 from accumft.losses import ClassificationLoss
@@ -161,8 +161,7 @@ def run(recipe: TextClsRecipe) -> RunResult:
         find_unused_parameters=recipe.ddp_find_unused_parameters,
     )
     data, source = load_data(recipe)
-    if not recipe.dry_run:
-        refuse_unused(recipe, ("num_processes_planned", "device_memory_gb"), "no --dry_run")
+    check_dry_run(recipe)
     if data.labels.problem_type != "multi_label_classification":
         refuse_unused(recipe, ("threshold",), data.labels.problem_type)
     if data.validation is None:
@@ -181,6 +180,7 @@ def run(recipe: TextClsRecipe) -> RunResult:
         name: tokenize(split, tokenizer, max_length, show_progress=accelerator.is_main_process)
         for name, split in data.splits.items()
     }
+    packed = pack(model, tokenizer, tokenized["train"], recipe)
     accelerator.print(describe_data(data, tokenized, max_length))
     collate, losses = TextCollator(tokenizer, recipe.pad_to_multiple_of), partial(loss_sum, criterion)
     lengths, multiple = lengths_of(tokenized["train"]), recipe.pad_to_multiple_of or 1
@@ -188,9 +188,8 @@ def run(recipe: TextClsRecipe) -> RunResult:
     scheduler = build_scheduler(optimizer, schedule)
     bare = model
     model, optimizer = accelerator.prepare(model, optimizer)
-    steps = with_token_budget(steps, accelerator, model, tokenized["train"], lengths, collate, losses)
+    steps = with_token_budget(steps, accelerator, model, tokenized["train"], lengths, collate, losses, multiple)
     cost = CostModel.of(bare.config, planned_device(recipe, accelerator))
-    packed = pack(bare, tokenizer, tokenized["train"], recipe)
     window_plan = WindowPlan(steps, lengths, cost, multiple, communicates_in_forward(bare), packed is not None)
     if recipe.dry_run:
         return dry_run(recipe, window_plan, schedule, bare, accelerator)

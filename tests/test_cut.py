@@ -98,6 +98,20 @@ def test_one_long_row_leaves_no_process_idle() -> None:
     assert [[piece.tolist() for piece in share] for share in pieces] == [[[500]], *[[[20]]] * 7]
 
 
+@pytest.mark.parametrize("limit", [2**31, 10**30])
+def test_a_budget_that_is_no_limit(limit: int) -> None:
+    lengths = np.array([[9, 5, 5]], np.int32)
+    for limits in (Limits(max_tokens=limit), Limits(max_rows=limit)):
+        assert [len(piece) for piece in pieces_of(cut(lengths, 1, limits, COSTS[0]), lengths, 1)[0]] == [3]
+
+
+def test_no_overhead_and_no_examples() -> None:
+    free = CostModel(overhead=0.0)
+    pieces = pieces_of(cut(np.array([[7, 7, 5, 5]]), 1, Limits(), free), np.array([[7, 7, 5, 5]]), 1)[0]
+    assert all(len(set(piece.tolist())) == 1 for piece in pieces), "nothing is padded"
+    assert cut(np.zeros((3, 0), np.int64), 2, Limits(), free).starts.shape == (3, 0)
+
+
 def test_fewer_examples_than_processes() -> None:
     lengths = np.array([[9, 5]])
     pieces = pieces_of(cut(lengths, 4, Limits(), COSTS[0]), lengths, 4)
@@ -109,6 +123,6 @@ def test_cost_of_a_model_grows_with_length_and_device() -> None:
         hidden_size = 384
 
     cost = CostModel.of(Config(), "cpu")
-    assert cost.row(np.array([384]))[0] == pytest.approx(384 * (1 + 1 / 3))
+    assert cost.row(np.array([384]))[0] == pytest.approx(384 * (1 + 1 / 3.5))
     assert CostModel.of(Config(), "cuda").overhead > cost.overhead
     assert CostModel.of(object(), "cpu").quadratic == 0

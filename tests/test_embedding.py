@@ -81,6 +81,63 @@ def test_other_uses_of_the_weight_and_other_ids_count_too() -> None:
     assert found[0].norm() > 1
 
 
+def _twice(model: Any, batch: Any) -> torch.Tensor:
+    """As a loss of consistency between two passes does it."""
+    return sum(model(**inputs(batch)).logsumexp(-1).sum() * factor for factor in (1.0, 2.0))
+
+
+def _after_a_look(model: Any, batch: Any) -> torch.Tensor:
+    """As a teacher's pass does it."""
+    with torch.no_grad():
+        scale = model(**inputs(batch)).mean() * 0 + 1
+    return model(**inputs(batch)).logsumexp(-1).sum() * scale
+
+
+def _on_copies(model: Any, batch: Any) -> torch.Tensor:
+    copies = {name: tensor.clone() for name, tensor in inputs(batch).items()}
+    return model(**copies).logsumexp(-1).sum()
+
+
+def _on_a_copy_at_times(model: Any, batch: Any) -> torch.Tensor:
+    """The last micro-batch of two rows is a copy, the first are not."""
+    return _on_copies(model, batch) if len(batch["labels"]) == 2 else model(**inputs(batch)).logsumexp(-1).sum()
+
+
+@pytest.mark.parametrize("loss_sum", [_twice, _after_a_look, _on_copies, _on_a_copy_at_times])
+@pytest.mark.parametrize("cut", [[6, 8, 2], [2, 6, 8]])
+def test_any_loss_has_the_gradient_of_the_whole_batch(loss_sum: Any, cut: list[int]) -> None:
+    task, found = task_named("single_label"), []
+    for sizes in ([16], cut):
+        model = make_model(task, torch.float64)
+        before = model.embedding.weight.detach().clone()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        window = micro_batches(task, sizes)
+        train_step(make_accelerator(), model, optimizer, window, loss_sum, lambda batch: len(batch["labels"]))
+        found.append(before - model.embedding.weight.detach())
+    assert found[0].norm() > 1e-3
+    assert torch.allclose(found[1], found[0], rtol=1e-10, atol=1e-14)
+
+
+def test_a_gradient_that_would_be_lost_is_an_error() -> None:
+    task = task_named("single_label")
+    model = make_model(task)
+
+    def without_embedding_at_times(model: Any, batch: Any) -> torch.Tensor:
+        if len(batch["labels"]) == 2:
+            return model.head(model.norm(model.hidden.weight.sum().expand(1, 6))).sum()
+        return model(**inputs(batch)).logsumexp(-1).sum()
+
+    with pytest.raises(RuntimeError, match="in some micro-batches and not in the last"):
+        train_step(
+            make_accelerator(),
+            model,
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            micro_batches(task, [8, 6, 2]),
+            without_embedding_at_times,
+            lambda batch: len(batch["labels"]),
+        )
+
+
 def _frozen(model: TinyModel) -> None:
     model.embedding.weight.requires_grad_(False)
 

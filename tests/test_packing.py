@@ -42,6 +42,8 @@ LEFT_ALONE = {
     "Llama": SIZES,
     "DebertaV2": SIZES,
     "MPNet": SIZES,
+    # Its embedding looks at the words beside a word, also over the border of a row.
+    "MobileBert": {**SIZES, "embedding_size": 16, "intra_bottleneck_size": 16, "num_feedforward_networks": 2},
 }
 
 

@@ -45,6 +45,8 @@ def test_batch_arithmetic(given: tuple, processes: int, expected: tuple) -> None
         ((None, -1, None), 1, "--per_device_train_batch_size -1"),
         ((16, 8, None, 512), 1, "max_tokens_per_micro_batch 512 and --per_device_train_batch_size 8: two ways"),
         ((16, None, 2, "auto"), 1, "max_tokens_per_micro_batch auto and --gradient_accumulation_steps 2: two ways"),
+        ((10**30, None, None), 1, "--effective_batch_size 1000000000000000000000000000000: must be at most 2,147"),
+        ((16, None, None, 2**31), 1, "--max_tokens_per_micro_batch 2147483648: must be at most 2,147,483,647"),
         ((16, None, None, 0), 1, "--max_tokens_per_micro_batch 0: must be at least 1"),
     ],
 )

@@ -58,6 +58,12 @@ def test_stops_when_more_is_no_faster() -> None:
     assert fastest(trials) == 1024
 
 
+def test_budgets_count_padding_to_a_multiple() -> None:
+    machine = Machine(overhead=100)
+    trials_of(machine, largest=256, pad_to_multiple_of=32)
+    assert machine.shapes[2:] == [(8, 20)] * 2, "20 tokens are padded to 32 where the collator does so"
+
+
 def test_longest_rows_are_tried_first() -> None:
     machine = Machine(overhead=100)
     trials_of(machine, largest=256)
@@ -111,4 +117,5 @@ def test_only_auto_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan_with(300).batch.max_tokens_per_micro_batch == 300
     assert machine.shapes == []
     assert plan_with("auto").batch.max_tokens_per_micro_batch == 256  # four rows of at most 64 tokens
-    assert "max_tokens_per_micro_batch auto: 256 (tokens/s by budget: 256: " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "max_tokens_per_micro_batch auto: 256, the smallest within 3% of the fastest (tokens/s" in said

@@ -158,6 +158,14 @@ def test_a_tokenizer_of_python_code() -> None:
     assert cache.digest_of_tokenizer(other) != cache.digest_of_tokenizer(ByT5Tokenizer())
 
 
+def test_files_are_for_their_owner_alone(folder: Path) -> None:
+    """They hold what the texts hold, in whatever folder."""
+    folder.mkdir(mode=0o755, exist_ok=True)
+    tokenize(small_dataset(), small_tokenizer(), 6)
+    modes = {path.suffix: path.stat().st_mode & 0o777 for path in folder.iterdir() if path.suffix != ".lock"}
+    assert modes == {".arrow": 0o600, ".json": 0o600}
+
+
 def test_new_labels_on_old_texts(folder: Path) -> None:
     tokenize(small_dataset(labels=[0, 1, 2, 3, 4]), small_tokenizer(), 6)
     again = tokenize(small_dataset(labels=[9, 8, 7, 6, 5], row=[11, 12, 13, 14, 15]), small_tokenizer(), 6)

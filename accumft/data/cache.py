@@ -77,7 +77,7 @@ def made_once(kind: str, made_from: Sequence[Any], write: Callable[[str], Any]) 
     except (OSError, NotImplementedError) as error:  # the latter where the file system knows no locks
         if is_first:
             _logger.warning(
-                "%s cannot be written (%s), so memory is used instead; %s names another folder",
+                "%s cannot be written (%s), so memory is used instead; set %s to another folder",
                 folder,
                 error,
                 FOLDER_VARIABLE,
@@ -95,6 +95,8 @@ def _make(table: Path, seal: Path, write: Callable[[str], Any]) -> datasets.Data
     try:
         write(str(partial / table.name))
         (partial / seal.name).write_text(json.dumps(_digest(partial / table.name)))
+        for path in (partial / table.name, partial / seal.name):
+            path.chmod(0o600)  # whatever the folder allows: it may hold clinical texts, as token ids
         os.replace(partial / table.name, table)
         os.replace(partial / seal.name, seal)
     finally:

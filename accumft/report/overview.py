@@ -84,10 +84,13 @@ def describe_run(
 
 
 def _describe_cut(window_plan: WindowPlan) -> str:
-    table = window_plan.table(max_steps=STEPS_LOOKED_AT)
+    steps = min(window_plan.plan.total_steps, window_plan.plan.steps_per_epoch, STEPS_LOOKED_AT)
+    table = window_plan.table(max_steps=steps)
     counts = table.micro_batches.sum(axis=1)
     rows, tokens = table.largest
+    way = "without padding" if window_plan.packed else "padded"
     return (
-        f"{counts.mean():.1f} micro-batches a step ({counts.min()} to {counts.max()}), the largest {rows} x {tokens} "
-        f"tokens; {table.padded_tokens.sum() / table.tokens.sum():.2f} tokens computed for each real one"
+        f"{way}; in the first {steps:,} steps {counts.mean():.1f} micro-batches a step ({counts.min()} to "
+        f"{counts.max()}), the largest of {rows * tokens:,} tokens, and "
+        f"{table.padded_tokens.sum() / table.tokens.sum():.2f} tokens computed for each real one"
     )
