@@ -14,7 +14,7 @@ import numpy as np
 BALANCE_TOLERANCE = 0.02
 # Rounding of sums of costs, as a share of one process's whole time.
 _ROUNDING = 1e-9
-_UNLIMITED = 2**62  # rows or tokens
+UNLIMITED = 2**62  # rows or tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ class Limits:
 
     def rows(self, padded: np.ndarray) -> np.ndarray:
         """How many rows a micro-batch may have whose longest is padded to this; at least 1."""
-        most = np.full(padded.shape, _UNLIMITED if self.max_rows is None else min(self.max_rows, _UNLIMITED))
+        most = np.full(padded.shape, UNLIMITED if self.max_rows is None else min(self.max_rows, UNLIMITED))
         if self.max_tokens is not None:
-            tokens = min(self.max_tokens, _UNLIMITED)
+            tokens = min(self.max_tokens, UNLIMITED)
             most = np.minimum(most, np.maximum(tokens // np.maximum(padded.astype(np.int64), 1), 1))
         return most
 
@@ -79,14 +79,19 @@ class Cut:
     """Cuts of several effective batches of one size, (batches, examples) each."""
 
     starts: np.ndarray
-    """bool: a micro-batch begins here; it reaches to the next beginning."""
+    """bool: a rectangle of rows padded to its first begins here; it reaches to the next beginning."""
     process: np.ndarray
     """int32: which process runs the example."""
+    opens: np.ndarray
+    """bool: a micro-batch begins here: at each rectangle, unless they are chained."""
 
-    def micro_batches(self, batch: int, process: int) -> list[np.ndarray]:
-        """Positions of the examples of each micro-batch of one process, in one of the effective batches."""
+    def micro_batches(self, batch: int, process: int) -> list[list[np.ndarray]]:
+        """Positions of the examples of each rectangle of each micro-batch of one process, in one effective batch."""
         mine = np.flatnonzero(self.process[batch] == process)
-        return np.split(mine, np.flatnonzero(self.starts[batch, mine])[1:]) if len(mine) else []
+        if not len(mine):
+            return []
+        parts = np.split(mine, np.flatnonzero(self.opens[batch, mine])[1:])
+        return [np.split(part, np.flatnonzero(self.starts[batch, part])[1:]) for part in parts]
 
 
 def cut(lengths: np.ndarray, num_processes: int, limits: Limits, cost: CostModel) -> Cut:
@@ -101,7 +106,8 @@ def cut(lengths: np.ndarray, num_processes: int, limits: Limits, cost: CostModel
     """
     batches, examples = lengths.shape
     if not lengths.size:
-        return Cut(np.zeros(lengths.shape, bool), np.zeros(lengths.shape, np.int32))
+        none = np.zeros(lengths.shape, bool)
+        return Cut(none, np.zeros(lengths.shape, np.int32), none)
     padded = limits.padded(lengths)
     weights = cost.row(padded)
     # Where a micro-batch that begins at a position must have ended.
@@ -109,7 +115,8 @@ def cut(lengths: np.ndarray, num_processes: int, limits: Limits, cost: CostModel
     reach = _within_reason(weights, reach, cost.overhead)
     value, begin = _cheapest(weights, reach, cost.overhead, None)
     if num_processes == 1:
-        return Cut(_trace(begin)[0], np.zeros(lengths.shape, np.int32))
+        starts = _trace(begin)[0]
+        return Cut(starts, np.zeros(lengths.shape, np.int32), starts)
 
     starts, process = np.zeros(lengths.shape, bool), np.zeros(lengths.shape, np.int32)
     # No process can do with less than its even part of the cheapest cut, nor than the longest example alone.
@@ -132,7 +139,7 @@ def cut(lengths: np.ndarray, num_processes: int, limits: Limits, cost: CostModel
         open_ = open_[(high > low * (1 + BALANCE_TOLERANCE))[open_] & (high > floor)[open_]]
     for batch in np.flatnonzero(process.max(axis=1) + 1 < min(num_processes, examples)):
         _employ_all(starts[batch], process[batch], weights[batch], cost.overhead, min(num_processes, examples))
-    return Cut(starts, process)
+    return Cut(starts, process, starts)
 
 
 def _within_reason(weights: np.ndarray, reach: np.ndarray, overhead: float) -> np.ndarray:

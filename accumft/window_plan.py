@@ -1,13 +1,13 @@
 """The micro-batches of every optimizer step on every process: the plan's effective batches, cut by length."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar
 
 import numpy as np
 
-from accumft.cut import CostModel, Cut, Limits, cut
+from accumft.cut import UNLIMITED, CostModel, Cut, Limits, cut
 from accumft.plan import Plan, epoch_order
 
 ExampleT = TypeVar("ExampleT")
@@ -87,7 +87,9 @@ class WindowPlan:
             (examples, found), row = self._cut_tail(epoch), 0
         shares = [process_index] if not self.equal_counts else range(self.plan.batch.num_processes)
         windows = [
-            self._largest_first(self._grouped([examples[row, piece] for piece in found.micro_batches(row, share)]))
+            self._largest_first(
+                [[examples[row, piece] for piece in pieces] for pieces in found.micro_batches(row, share)]
+            )
             for share in shares
         ]
         if not self.equal_counts:
@@ -119,7 +121,7 @@ class WindowPlan:
                 counts = np.zeros((len(examples), processes), np.int64)
                 costs = np.zeros((len(examples), processes))
                 owner = found.process[batch, begin]
-                opens = self._opens(batch, owner, rows, rows * padded)
+                opens = found.opens[batch, begin]
                 np.add.at(counts, (batch, owner), opens)
                 weights = self._cut_cost.overhead + rows * self.cost.row(padded)
                 np.add.at(costs, (batch, owner), weights + self.cost.overhead * opens * self.packed)
@@ -132,18 +134,6 @@ class WindowPlan:
                 largest = max(largest, shape, key=lambda shape: shape[0] * shape[1])
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
         return StepTable(columns[0], columns[1], columns[2], columns[3], largest)
-
-    def _opens(self, batch: np.ndarray, owner: np.ndarray, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Which of all rectangles begins a micro-batch, bool; they stand in the order of batches and processes."""
-        if not self.packed:
-            return np.ones(len(batch), bool)
-        ends = np.flatnonzero(np.append((batch[1:] != batch[:-1]) | (owner[1:] != owner[:-1]), True)) + 1
-        opens, start = np.zeros(len(batch), bool), 0
-        for end in ends.tolist():
-            shapes = list(zip(rows[start:end].tolist(), tokens[start:end].tolist(), strict=True))
-            opens[start:end] = np.diff(_group(shapes, self.limits), prepend=-1) > 0
-            start = end
-        return opens
 
     @property
     def _tail(self) -> int:
@@ -165,18 +155,9 @@ class WindowPlan:
         """(batches, examples) → the same sorted by length, longest first, and their cuts."""
         by_length = np.argsort(-self.lengths[examples].astype(np.int64), axis=1, kind="stable")
         examples = np.take_along_axis(examples, by_length, axis=1)
-        return examples, cut(self.lengths[examples], self.plan.batch.num_processes, self.limits, self._cut_cost)
-
-    def _grouped(self, pieces: list[np.ndarray]) -> list[list[np.ndarray]]:
-        """Rectangles as micro-batches: each alone, or packed as many as keep the limits."""
-        if not self.packed:
-            return [[piece] for piece in pieces]
-        shapes = [(len(piece), self._tokens(piece)) for piece in pieces]
-        numbers = _group(shapes, self.limits)
-        return [
-            [piece for piece, own in zip(pieces, numbers, strict=True) if own == number]
-            for number in range(max(numbers, default=-1) + 1)
-        ]
+        lengths = self.lengths[examples]
+        found = cut(lengths, self.plan.batch.num_processes, self.limits, self._cut_cost)
+        return examples, chain(found, lengths, self.limits) if self.packed else found
 
     def _tokens(self, piece: np.ndarray) -> int:
         return len(piece) * int(self.limits.padded(self.lengths[piece].max()))
@@ -185,16 +166,36 @@ class WindowPlan:
         return sorted(groups, key=lambda pieces: -sum(map(self._tokens, pieces)))
 
 
-def _group(shapes: Sequence[tuple[int, int]], limits: Limits) -> list[int]:
-    """The micro-batch of each rectangle (rows, padded tokens): filled one after the other."""
-    numbers, number, rows, tokens = [], 0, 0, 0
-    for more_rows, more_tokens in shapes:
-        too_many = limits.max_rows is not None and rows + more_rows > limits.max_rows
-        if rows and (too_many or (limits.max_tokens is not None and tokens + more_tokens > limits.max_tokens)):
-            number, rows, tokens = number + 1, 0, 0
-        rows, tokens = rows + more_rows, tokens + more_tokens
-        numbers.append(number)
-    return numbers
+def chain(found: Cut, lengths: np.ndarray, limits: Limits) -> Cut:
+    """The same cuts with as many rectangles in a micro-batch as keep the limits; one that does not fit is divided.
+
+    Args:
+        lengths: those that were cut.
+    """
+    padded = limits.padded(lengths.astype(np.int64))
+    most_rows = UNLIMITED if limits.max_rows is None else limits.max_rows
+    most_tokens = UNLIMITED if limits.max_tokens is None else limits.max_tokens
+    starts, opens = found.starts.copy(), np.zeros_like(found.starts)
+    batch, begin = np.nonzero(found.starts)
+    last = np.append(batch[1:] != batch[:-1], True)
+    stop = np.where(last, lengths.shape[1], np.append(begin[1:], 0))
+    owner = list(zip(batch.tolist(), found.process[batch, begin].tolist(), strict=True))
+    rows = tokens = 0
+    for number, (at, end) in enumerate(zip(begin.tolist(), stop.tolist(), strict=True)):
+        if number == 0 or owner[number] != owner[number - 1]:
+            rows = tokens = 0
+        place = owner[number][0]
+        while at < end:
+            width = int(padded[place, at])
+            fits = min(end - at, most_rows - rows, (most_tokens - tokens) // max(1, width))
+            if fits < 1 and rows:
+                rows = tokens = 0
+                continue
+            fits = max(fits, 1)
+            starts[place, at] = True
+            opens[place, at] = rows == 0
+            rows, tokens, at = rows + fits, tokens + fits * width, at + fits
+    return Cut(starts, found.process, opens)
 
 
 def _split_into(groups: list[list[np.ndarray]], count: int) -> list[list[np.ndarray]]:
@@ -244,6 +245,6 @@ def cut_stream(
             found = cut(lengths, num_processes, limits, cost)
             for batch in range(len(lengths)):
                 offset = batch * effective_batch_size
-                pieces = found.micro_batches(batch, process_index)
+                pieces = [piece for (piece,) in found.micro_batches(batch, process_index)]
                 pieces.sort(key=lambda piece: -len(piece) * int(limits.padded(lengths[batch, piece[0]])))
                 yield [[part[offset + i][0] for i in order[batch, piece].tolist()] for piece in pieces]

@@ -41,7 +41,7 @@ def every_cut(lengths: np.ndarray, limits: Limits) -> Iterator[list[np.ndarray]]
 
 
 def pieces_of(found: Cut, lengths: np.ndarray, processes: int) -> list[list[np.ndarray]]:
-    return [[lengths[0, piece] for piece in found.micro_batches(0, process)] for process in range(processes)]
+    return [[lengths[0, piece] for (piece,) in found.micro_batches(0, process)] for process in range(processes)]
 
 
 @pytest.mark.parametrize("limits", LIMITS)

@@ -126,7 +126,7 @@ def test_two_processes_after_runs_in_the_kernel_repeat_the_first(
     outputs, folder = executed
     text = printed(outputs["launch"])
     assert text.count("effective batch:") == 1  # one process prints
-    assert "32 examples = 2 processes x 2 micro-batches of up to 8" in text and "2 x cpu" in text
+    assert "32 examples over 2 processes, in micro-batches of up to 8" in text and "2 x cpu" in text
     first, second = training_rows(folder / "one_process"), training_rows(folder / "two_processes")
     assert [row["examples"] for row in second] == [row["examples"] for row in first]
     assert [row["learning_rate"] for row in second] == [row["learning_rate"] for row in first]

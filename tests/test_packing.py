@@ -167,6 +167,16 @@ def test_a_packed_batch_by_hand() -> None:
     assert set(inputs_of(batch)) == {"input_ids", "position_ids", "packing"}
 
 
+@pytest.mark.parametrize("rows_of_a_micro_batch", [1, 3, 8])
+def test_a_limit_of_rows_makes_as_many_micro_batches_as_it_must(rows_of_a_micro_batch: int) -> None:
+    lengths = np.clip(np.random.default_rng(0).lognormal(3.8, 0.9, 64), 4, 512).astype(np.int32)
+    plan = Plan.of(64, resolve_batch_sizes(32, rows_of_a_micro_batch, None, 1), 0, 1, -1)
+    for step in range(2):
+        sizes = [len(piece) for piece in WindowPlan(plan, lengths, packed=True).micro_batches(step, 0)]
+        assert len(sizes) == -(-32 // rows_of_a_micro_batch)
+        assert max(sizes) <= rows_of_a_micro_batch
+
+
 @pytest.mark.parametrize("processes", [1, 3])
 def test_table_counts_what_the_packed_windows_hold(processes: int) -> None:
     lengths = np.clip(np.random.default_rng(0).lognormal(3.8, 0.9, 600), 4, 512).astype(np.int32)

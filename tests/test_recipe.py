@@ -164,14 +164,14 @@ def test_recipes_are_short_and_have_the_skeleton() -> None:
         assert ast.get_docstring(tree)
         names = [node.name for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
         assert names[0].endswith("Recipe")
-        assert names[1:] == ["load_data", "build_model", "loss_sum", "num_items", "run"]
+        assert names[1:] == ["load_data", "build_model", "loss_sum", "num_items", "run", "plan"]
         assert source.rstrip().endswith(f"main(run, {names[0]})")
 
 
 def test_links_of_the_docs_lead_somewhere() -> None:
-    folders = (ROOT, ROOT / "recipes", ROOT / "accelerate_configs")
+    folders = (ROOT, ROOT / "recipes", ROOT / "accelerate_configs", ROOT / "docs", ROOT / "benchmarks")
     pages = sorted(path for folder in folders for path in folder.glob("*.md"))
-    assert len(pages) == 5
+    assert len(pages) == 7
     links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8"))]
     assert len(links) >= 5
     assert [link for page, link in links if not (page.parent / link).exists()] == []

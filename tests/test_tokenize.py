@@ -261,7 +261,7 @@ def test_without_a_folder_to_write_to(
     with caplog.at_level(logging.WARNING):
         assert tokenize(small_dataset(), small_tokenizer(), 6)["input_ids"][:] == IDS
     (record,) = caplog.records
-    assert "cannot be written" in record.getMessage() and "ACCUMFT_CACHE names another folder" in record.getMessage()
+    assert "cannot be written" in record.getMessage() and "set ACCUMFT_CACHE to another folder" in record.getMessage()
 
 
 def test_a_full_disk_is_done_without(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

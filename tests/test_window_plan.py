@@ -129,7 +129,7 @@ def test_a_stream_is_cut_alike(examples: int, processes: int) -> None:
     for rank in range(processes):
         known = WindowPlan(in_order, lengths)
         examples_of_first, found = known._cut_order(np.arange(min(16, examples))[None])
-        first = [examples_of_first[0, piece].tolist() for piece in found.micro_batches(0, rank)]
+        first = [examples_of_first[0, piece].tolist() for (piece,) in found.micro_batches(0, rank)]
         assert sorted(shares[rank][0]) == sorted(first)
 
 
