@@ -172,6 +172,8 @@ def chain(found: Cut, lengths: np.ndarray, limits: Limits) -> Cut:
     Args:
         lengths: those that were cut.
     """
+    if not lengths.size:
+        return found
     padded = limits.padded(lengths.astype(np.int64))
     most_rows = UNLIMITED if limits.max_rows is None else limits.max_rows
     most_tokens = UNLIMITED if limits.max_tokens is None else limits.max_tokens

@@ -29,8 +29,8 @@ def plan_of(n: int, effective: int, processes: int = 1, epochs: float = 1, **lim
 def test_every_example_once_an_epoch_whatever_the_cut(examples: int, limit: dict, processes: int) -> None:
     plan = plan_of(examples, 16, processes, epochs=2, **limit)
     lengths = lengths_like(examples)
-    for by_length in (None, lengths):
-        windows = WindowPlan(plan, by_length)
+    for by_length, packed in ((None, False), (lengths, False), (lengths, True)):
+        windows = WindowPlan(plan, by_length, packed=packed)
         for epoch in range(2):
             seen = []
             for step in range(epoch * plan.steps_per_epoch, (epoch + 1) * plan.steps_per_epoch):
@@ -38,8 +38,9 @@ def test_every_example_once_an_epoch_whatever_the_cut(examples: int, limit: dict
                 together = np.concatenate([piece for share in shares for piece in share])
                 assert sorted(together) == sorted(plan.effective_batch(step))
                 assert sum(bool(share) for share in shares) == min(processes, len(together))
-                for piece in (piece for share in shares for piece in share):
-                    tokens = len(piece) * (1 if by_length is None else int(lengths[piece].max()))
+                chains = [pieces for rank in range(processes) for pieces in windows.rectangles(step, rank)]
+                for piece, pieces in zip((piece for share in shares for piece in share), chains, strict=True):
+                    tokens = sum(len(p) * (1 if by_length is None else int(lengths[p].max())) for p in pieces)
                     assert len(piece) <= limit.get("rows", 99)
                     assert tokens <= limit.get("tokens", 10**9) or len(piece) == 1
                 seen.extend(together)
