@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from measuring import Job, Meter
 from peers import train_on_windows
-from worker import Job, Meter
 
 from accumft.cut import CostModel
 from accumft.data.text import TextCollator, tokenize

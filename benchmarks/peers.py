@@ -7,14 +7,13 @@ starts and stops the meter around its loop. All of them: float32, dropout 0, fus
 import contextlib
 import json
 import tempfile
-from collections.abc import Callable
 from typing import Any
 
 import torch
+from measuring import Job, Meter
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
-from worker import Job, Meter
 
 from accumft.evaluation import inputs_of
 
@@ -220,29 +219,3 @@ class Fabric(Peer):
                 optimizer.step()
                 optimizer.zero_grad()
         meter.stop()
-
-
-def _accumft(job: Job) -> Any:
-    from accumft_peer import Accumft
-
-    return Accumft(job)
-
-
-def _bare_on_accumft(job: Job) -> Any:
-    from accumft_peer import BareOnAccumft
-
-    return BareOnAccumft(job)
-
-
-PEERS: dict[str, Callable[[Job], Any]] = {
-    "ceiling": Ceiling,
-    "bare": Bare,
-    "trainer": TransformersTrainer,
-    "trainer_tuned": TransformersTrainer,
-    "trainer_grouped": TrainerGrouped,
-    "accelerate": AccelerateExample,
-    "fabric": Fabric,
-    "accumft": _accumft,
-    "accumft_padded": _accumft,
-    "bare_on_accumft": _bare_on_accumft,
-}

@@ -3,8 +3,8 @@
 import time
 from typing import Any
 
+from measuring import Job
 from peers import Peer
-from worker import Job
 
 SLOWER = 0.9  # a size at less than this share of the best so far ends the search
 

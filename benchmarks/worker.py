@@ -8,111 +8,16 @@ end of the first step.
 import copy
 import gc
 import json
-import os
 import resource
 import sys
-import time
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_post_hook
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a worker is to do; throughput.py writes it."""
-
-    peer: str
-    texts: str
-    """jsonl of {"text", "labels"}, the whole data set."""
-    model: str
-    num_labels: int
-    max_length: int
-    threads: int
-    """Threads of each process."""
-    effective_batch: int
-    warmup: dict[str, Any]
-    """What the peer trains on first: "rows", or "windows" for each process."""
-    measured: dict[str, Any]
-    micro_batch: int | None = None
-    """Rows of a micro-batch, for the peers that take a number of rows."""
-    max_tokens_per_micro_batch: int | Literal["auto"] | None = None
-    """accumft's: padded tokens, or "auto"; None: its default."""
-    learning_rate: float = 5e-5
-    max_grad_norm: float = 1.0
-    search: dict[str, Any] | None = None
-    """Of the peer "search": for each kind of cut, its sizes with their micro-batches."""
-
-    @property
-    def rank(self) -> int:
-        return int(os.environ.get("RANK", "0"))
-
-    @property
-    def world(self) -> int:
-        return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-class Meter:
-    """Times a pass and what of it is forward and backward, and counts its tokens, whoever runs the loop."""
-
-    def __init__(self) -> None:
-        self.first_step_at: float | None = None
-        self._reset()
-        self._original_backward = torch.autograd.backward
-        torch.autograd.backward = self._backward
-        register_optimizer_step_post_hook(self._stepped)
-
-    def _reset(self) -> None:
-        self.wall = self.forward = self.backward = 0.0
-        self.tokens = self.padded_tokens = self.examples = self.micro_batches = self.steps = 0
-        self._forward_began = 0.0
-
-    def watch(self, model: torch.nn.Module) -> None:
-        """Hooks of the bare model; whatever wraps it later calls it."""
-        model.register_forward_pre_hook(self._before, with_kwargs=True)
-        model.register_forward_hook(self._after)
-
-    def start(self) -> None:
-        """Begins a pass, on all processes together."""
-        self._reset()
-        if dist.is_initialized():
-            dist.barrier()
-        self._began = time.perf_counter()
-
-    def stop(self) -> None:
-        """Ends the pass."""
-        self.wall = time.perf_counter() - self._began
-
-    def _before(self, module: Any, args: Any, kwargs: dict[str, torch.Tensor]) -> None:
-        self._forward_began = time.perf_counter()
-        packing = kwargs.get("packing")
-        mask = kwargs["attention_mask"] if packing is None else packing.mask
-        self.tokens += int(mask.sum())
-        self.padded_tokens += mask.numel()
-        self.examples += len(mask) if packing is None else len(packing.first)
-        self.micro_batches += 1
-
-    def _after(self, *_: Any) -> None:
-        self.forward += time.perf_counter() - self._forward_began
-
-    def _backward(self, *args: Any, **kwargs: Any) -> Any:
-        began = time.perf_counter()
-        result = self._original_backward(*args, **kwargs)
-        self.backward += time.perf_counter() - began
-        return result
-
-    def _stepped(self, *_: Any) -> None:
-        self.steps += 1
-        if self.first_step_at is None:
-            self.first_step_at = time.time()
-
-    def result(self) -> dict[str, Any]:
-        """The last pass."""
-        names = ("wall", "forward", "backward", "tokens", "padded_tokens", "examples", "micro_batches", "steps")
-        return {**{name: getattr(self, name) for name in names}, "first_step_at": self.first_step_at}
+from measuring import Job, Meter
 
 
 def peak_mib() -> float:
@@ -137,12 +42,29 @@ def main() -> None:
         dist.destroy_process_group()
 
 
-def run(job: Job) -> dict[str, Any]:
-    from peers import PEERS
+def maker(peer: str) -> Callable[[Job], Any]:
+    """The class of a peer; accumft's own are loaded for its own measurements only."""
+    if "accumft" in peer:
+        from accumft_peer import Accumft, BareOnAccumft
 
+        return BareOnAccumft if peer == "bare_on_accumft" else Accumft
+    import peers
+
+    return {
+        "ceiling": peers.Ceiling,
+        "bare": peers.Bare,
+        "trainer": peers.TransformersTrainer,
+        "trainer_tuned": peers.TransformersTrainer,
+        "trainer_grouped": peers.TrainerGrouped,
+        "accelerate": peers.AccelerateExample,
+        "fabric": peers.Fabric,
+    }[peer]
+
+
+def run(job: Job) -> dict[str, Any]:
     if job.world > 1:
         dist.init_process_group("gloo")
-    peer = PEERS[job.peer](job)
+    peer = maker(job.peer)(job)
     meter = Meter()
     for part in (job.warmup, job.measured):
         model = copy.deepcopy(peer.model) if part is job.warmup else peer.model
