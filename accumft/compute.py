@@ -9,6 +9,7 @@ from accelerate.utils import send_to_device
 
 from accumft.data.windows import Batch
 from accumft.errors import UserError
+from accumft.models import enable_gradient_checkpointing
 from accumft.recipe import TrainingRecipe, refuse_unused
 from accumft.step import LossSum
 
@@ -20,15 +21,7 @@ def configure_compute(model: Any, recipe: TrainingRecipe) -> None:
         UserError: the model has no gradient checkpointing, or torch no such backend.
     """
     if recipe.gradient_checkpointing:
-        if not getattr(model, "supports_gradient_checkpointing", False):
-            raise UserError(f"--gradient_checkpointing: {type(model).__name__} does not support it; leave it out")
-        # Not reentrant: that one loses gradients where no input of a block requires one, and upsets DDP.
-        if hasattr(model, "activation_checkpointing_enable"):
-            model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-        else:  # transformers before 5.20
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if hasattr(model.config, "use_cache"):
-            model.config.use_cache = False
+        enable_gradient_checkpointing(model)
     if not recipe.torch_compile:
         refuse_unused(recipe, ("torch_compile_backend",), "no --torch_compile")
         return
@@ -62,11 +55,9 @@ def warm_up(
 ) -> None:
     """Runs forward and backward so that a compiled model is compiled before the clock of the training starts.
 
-    Weights, buffers and gradients stay as they are. Models that are not compiled are left alone.
+    Weights, buffers and gradients stay as they are.
     """
     bare = accelerator.unwrap_model(model)
-    if not is_compiled(bare):
-        return
     was_training = bare.training
     bare.train()  # another graph than that of evaluation
     buffers = {name: buffer.clone() for name, buffer in bare.named_buffers()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ class RunPlan:
         """Tokens computed for each real one."""
         return float(self.steps.padded_tokens.sum() / self.steps.tokens.sum())
 
-    @property
+    @cached_property
     def plain_padding(self) -> float:
         """The same for rows in random order, padded to the longest of a micro-batch of the same limits."""
         plan, limits = self.window_plan.plan, self.window_plan.limits
@@ -124,8 +125,9 @@ class RunPlan:
 
     def __str__(self) -> str:
         curve = line_plot(self.learning_rates(), y_format=".3g")
-        width = max(len(name) for name, _ in self.rows())
-        lines = "\n".join(f"{name:<{width}}  {value}" for name, value in self.rows())
+        rows = self.rows()
+        width = max(len(name) for name, _ in rows)
+        lines = "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
         return f"{lines}\n\nlearning rate by step\n{curve}"
 
     def _repr_html_(self) -> str:

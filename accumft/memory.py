@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from accumft.errors import UserError
+from accumft.models import enable_gradient_checkpointing
 from accumft.packing import IMPLEMENTATION as PACKED
 
 GIB = 2**30
@@ -107,7 +108,7 @@ def estimate_memory(
         raise ValueError(f"rows {rows}, length {length}: must be at least 1")
     model = _bare_model(model_or_config, num_labels, device)
     if gradient_checkpointing:
-        _enable_checkpointing(model)
+        enable_gradient_checkpointing(model)
     # `torch.device` overrides a default device that the caller may have set.
     with FakeTensorMode(), torch.device("cpu"), torch.enable_grad():
         _make_fake(model)
@@ -190,21 +191,6 @@ def _without_attention_dropout(config: Any) -> bool:
     for name in names:
         setattr(config, name, 0.0)
     return bool(names)
-
-
-def _enable_checkpointing(model: Any) -> None:
-    arguments = {"use_reentrant": False}
-    try:
-        if hasattr(model, "activation_checkpointing_enable"):
-            model.activation_checkpointing_enable(arguments)
-        else:
-            model.gradient_checkpointing_enable(arguments)
-    except ValueError as error:
-        raise UserError(
-            f"--gradient_checkpointing: {type(model).__name__} does not support it; leave it out"
-        ) from error
-    # Decoders would warn of it at every forward.
-    model.config.use_cache = False
 
 
 class _LiveBytes(TorchDispatchMode):

@@ -190,22 +190,45 @@ def _most_frequent(counts: Counter[str], number: int) -> list[str]:
     return sorted(counts, key=lambda piece: (-counts[piece], piece))[:number]
 
 
+def enable_gradient_checkpointing(model: Any) -> None:
+    """Lets a `transformers` model compute its activations again in the backward pass, in place."""
+    if not getattr(model, "supports_gradient_checkpointing", False):
+        raise UserError(f"--gradient_checkpointing: {type(model).__name__} does not support it; leave it out")
+    # Not reentrant: that one loses gradients where no input of a block requires one, and upsets DDP.
+    arguments = {"use_reentrant": False}
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=arguments)
+    else:  # transformers before 5.20
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)
+    if hasattr(model.config, "use_cache"):  # decoders would warn of it at every forward
+        model.config.use_cache = False
+
+
+def position_embedding(model: nn.Module) -> nn.Embedding | None:
+    """The model's embedding of absolute positions."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and name.rsplit(".", 1)[-1] in ("position_embeddings", "wpe"):
+            return module
+    return None
+
+
+def first_position(positions: nn.Embedding | None) -> int:
+    """Position id of a row's first token: RoBERTa counts from padding_idx + 1, others from 0."""
+    return 0 if positions is None or positions.padding_idx is None else positions.padding_idx + 1
+
+
 def position_limit(model: nn.Module, tokenizer: Any) -> int | None:
     """Tokens that fit into the model's positions, special tokens included; None: no limit is known."""
     limits = []
     # Tokenizers without a limit say 1e30.
     if tokenizer.model_max_length < 10**9:
         limits.append(int(tokenizer.model_max_length))
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding) and name.rsplit(".", 1)[-1] in ("position_embeddings", "wpe"):
-            # RoBERTa counts its positions from padding_idx + 1.
-            reserved = 0 if module.padding_idx is None else module.padding_idx + 1
-            limits.append(module.num_embeddings - reserved)
-            break
-    else:
-        positions = getattr(model.config, "max_position_embeddings", None)
-        if isinstance(positions, int) and positions > 0:
-            limits.append(positions)
+    embedding = position_embedding(model)
+    configured = getattr(model.config, "max_position_embeddings", None)
+    if embedding is not None:
+        limits.append(embedding.num_embeddings - first_position(embedding))
+    elif isinstance(configured, int) and configured > 0:
+        limits.append(configured)
     return min(limits, default=None)
 
 

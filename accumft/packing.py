@@ -14,8 +14,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from accumft.data.windows import Batch
+from accumft.data.text import TextCollator, label_tensor
+from accumft.data.windows import Batch, lengths_of
 from accumft.errors import UserError
+from accumft.evaluation import inputs_of
+from accumft.models import first_position, position_embedding
 from accumft.recipe import TrainingRecipe
 
 IMPLEMENTATION = "accumft_packed"
@@ -87,8 +90,7 @@ class PackedCollator:
         )
         batch["packing"] = Packing(rectangles, torch.from_numpy(first), torch.from_numpy(mask))
         if "labels" in columns:
-            labels = torch.tensor(columns["labels"])
-            batch["labels"] = labels if labels.dtype == torch.int64 else labels.float()
+            batch["labels"] = label_tensor(columns["labels"])
         return batch
 
 
@@ -164,7 +166,7 @@ def _pack(model: Any, tokenizer: Any, dataset: Any, pad_to_multiple_of: int | No
 
     AttentionInterface.register(IMPLEMENTATION, packed_attention)
     AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
-    collate = PackedCollator(tokenizer, _first_position(model), pad_to_multiple_of)
+    collate = PackedCollator(tokenizer, first_position(position_embedding(model)), pad_to_multiple_of)
     hook = inner.register_forward_hook(_only_first_tokens, with_kwargs=True)
     try:
         model.set_attn_implementation(IMPLEMENTATION)
@@ -200,20 +202,9 @@ def _only_first_tokens(module: torch.nn.Module, args: Any, kwargs: dict[str, Any
     return output
 
 
-def _first_position(model: Any) -> int:
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Embedding) and name.rsplit(".", 1)[-1] == "position_embeddings":
-            return 0 if module.padding_idx is None else module.padding_idx + 1
-    return 0
-
-
 @torch.no_grad()
 def _is_the_same(model: Any, tokenizer: Any, collate: PackedCollator, dataset: Any) -> bool:
     """Whether packed and padded rows have the same logits: the longest, the shortest, and some between."""
-    from accumft.data.text import TextCollator
-    from accumft.data.windows import lengths_of
-    from accumft.evaluation import inputs_of
-
     order = np.argsort(-lengths_of(dataset), kind="stable")
     rows = order[np.unique(np.linspace(0, len(order) - 1, 6).round().astype(int))]
     columns = dataset[rows.tolist()]

@@ -48,7 +48,7 @@ def try_budgets(
 
     Each budget is tried on the longest rows first, which need most memory, and on rows about the middle. Weights,
     buffers and random state stay as they are, and no gradient is left. On several processes all try at the same time,
-    since they share a machine, and all get what the first measured.
+    since they share a machine, and all take the slowest one's speeds.
 
     Args:
         model: prepared; its gradients are empty.

@@ -196,7 +196,8 @@ def run(recipe: TextClsRecipe) -> RunResult:
     eval_limits = evaluation_limits(recipe.per_device_eval_batch_size, steps.batch, multiple)
     accelerator.print(describe_run(recipe, window_plan, schedule, accelerator, bare))
     windows = WindowDataset(tokenized["train"], window_plan, packed or collate, accelerator.process_index)
-    warm_up(accelerator, model, windows[0].micro_batches, losses)
+    if recipe.torch_compile:
+        warm_up(accelerator, model, windows[0].micro_batches, losses)
 
     def scores(split: str) -> Scores | None:
         """The scores of a split on the main process; None elsewhere."""

@@ -1,8 +1,8 @@
-"""Pictures and tables for the terminal: the exact characters."""
+"""Pictures for the terminal: the exact characters."""
 
 import pytest
 
-from accumft.report.terminal import line_plot, table
+from accumft.report.terminal import line_plot
 
 
 def test_a_ramp() -> None:
@@ -71,12 +71,3 @@ def test_values_that_have_no_picture(values: list[float]) -> None:
 def test_no_size() -> None:
     with pytest.raises(ValueError, match="width 0"):
         line_plot([1.0], width=0)
-
-
-def test_table() -> None:
-    expected = """\
-what     size  unit
-───────────────────
-weights  1.21   GiB
-中文     12.5   a\\n"""
-    assert table([["weights", "1.21", "GiB"], ["中文", "12.5", "a\n"]], ["what", "size", "unit"]) == expected

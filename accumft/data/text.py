@@ -108,6 +108,12 @@ def _progress_bars(shown: bool) -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
+def label_tensor(labels: list[Any]) -> torch.Tensor:
+    """int64 for class ids, float32 for numbers and for lists of them."""
+    tensor = torch.tensor(labels)
+    return tensor if tensor.dtype == torch.int64 else tensor.float()
+
+
 class TextCollator:
     """Columns of tokenised rows → a batch, padded to its longest row: input_ids, attention_mask, …, labels.
 
@@ -126,6 +132,5 @@ class TextCollator:
             )
         )
         if "labels" in columns:
-            labels = torch.tensor(columns["labels"])
-            batch["labels"] = labels if labels.dtype == torch.int64 else labels.float()
+            batch["labels"] = label_tensor(columns["labels"])
         return batch

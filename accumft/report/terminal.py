@@ -1,10 +1,10 @@
-"""Pictures and tables for the terminal, in plain text."""
+"""Pictures for the terminal, in plain text."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from accumft.report.text import display_width, printable
+from accumft.report.text import display_width
 
 # The dots of a braille character as bits of its code point, by row from the top and by column.
 BRAILLE_BLANK = 0x2800
@@ -86,20 +86,3 @@ def _draw(curve: np.ndarray, width: int, height: int) -> list[str]:
             bit = BRAILLE_BITS[from_top % DOT_ROWS][dot_column % DOT_COLUMNS]
             cells[from_top // DOT_ROWS, dot_column // DOT_COLUMNS] |= bit
     return ["".join(" " if cell == BRAILLE_BLANK else chr(cell) for cell in line) for line in cells]
-
-
-def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> str:
-    """Lines with the first column to the left and the others to the right, two spaces apart, a rule below the header.
-
-    Args:
-        rows: each with as many cells as the header; control characters are shown as escapes.
-    """
-    cells = [[printable(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(display_width(cell) for cell in column) for column in zip(*cells, strict=True)]
-    lines = []
-    for row in cells:
-        padding = [" " * (width - display_width(cell)) for cell, width in zip(row, widths, strict=True)]
-        aligned = [row[0] + padding[0]] + [space + cell for cell, space in zip(row[1:], padding[1:], strict=True)]
-        lines.append("  ".join(aligned).rstrip())
-    lines.insert(1, "─" * (sum(widths) + 2 * (len(widths) - 1)))
-    return "\n".join(lines)
