@@ -14,12 +14,13 @@ from peers import train_on_windows
 from accumft.cut import CostModel
 from accumft.data.text import TextCollator, tokenize
 from accumft.data.windows import WindowDataset, lengths_of
-from accumft.launch import make_accelerator
+from accumft.launch import make_accelerator, prepare
 from accumft.losses import ClassificationLoss
 from accumft.models import load_sequence_classifier
 from accumft.optim import build_optimizer
 from accumft.packing import pack
 from accumft.plan import Plan, resolve_batch_sizes
+from accumft.preflight import preflight
 from accumft.probe import with_token_budget
 from accumft.run import Run
 from accumft.schedule import build_schedule, build_scheduler
@@ -93,7 +94,7 @@ class Accumft:
         scheduler = build_scheduler(optimizer, build_schedule(recipe, plan.total_steps))
         cost = CostModel.of(model.config, accelerator.device.type)
         packed = pack(model, self.tokenizer, dataset, recipe)
-        model, optimizer = accelerator.prepare(model, optimizer)
+        model, optimizer = prepare(accelerator, model, optimizer)
         lengths = lengths_of(dataset)
         plan = with_token_budget(plan, accelerator, model, dataset, lengths, self.collate, self.losses)
         self.batch = plan.batch
@@ -106,6 +107,7 @@ class Accumft:
             ready = self.prepared(model, part["rows"], f"{folder}/run")
             best = ("accuracy", True)
             with Run(*ready[:6], self.tokenizer, best) as running:
+                preflight(ready.accelerator, ready.model, ready.optimizer, ready.windows, self.losses, running.memory)
                 meter.start()
                 for window in running.windows(ready.windows):
                     result = train_step(
@@ -116,11 +118,13 @@ class Accumft:
                         self.losses,
                         self.num_items,
                         ready.recipe.max_grad_norm,
+                        running.memory,
                     )
                     if result.stepped:
                         ready.scheduler.step()
-                    running.after_step(result, None)
-                meter.stop()
+                    if window.step + 1 == ready.plan.total_steps:
+                        meter.stop()  # the others save no checkpoint
+                    running.after_step(result)
 
 
 class BareOnAccumft(Accumft):
