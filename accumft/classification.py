@@ -1,5 +1,6 @@
 """What the recipes that classify share: the scores of a split, and the report of a run."""
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 
 from accumft.data.files import numbers_of
 from accumft.data.splits import ClassificationData
+from accumft.data.windows import lengths_of
 from accumft.errors import UserError
 from accumft.losses import ClassificationLoss, build_loss
 from accumft.metrics import Metrics, compute_metrics, predict_labels, resolve_metric
@@ -132,6 +134,17 @@ def loss_of(recipe: Any, data: ClassificationData) -> ClassificationLoss:
         label_smoothing=recipe.label_smoothing,
         focal_gamma=recipe.focal_gamma,
     )
+
+
+def fingerprint(tokenized: Any, data: ClassificationData) -> dict[str, Any]:
+    """What training data this is, by name: a run resumes with the same only, and every process must have the same.
+
+    Args:
+        tokenized: the training split.
+    """
+    digest = hashlib.sha256(lengths_of(tokenized).astype(np.int64).tobytes())
+    digest.update(numbers_of(data.train, "labels").astype(np.float64).tobytes())
+    return {"rows": len(data.train), "labels": ", ".join(data.labels.names), "digest": digest.hexdigest()[:16]}
 
 
 def report(

@@ -11,10 +11,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from accumft.errors import EmptyWindowError, NonFiniteLossError, UserError
+from accumft.errors import EmptyWindowError, NonFiniteLossError, NotEnoughMemoryError, OutputError, UserError
+from accumft.ranks import lost_rank
 from accumft.recipe import TrainingRecipe
 
 RecipeT = TypeVar("RecipeT", bound=TrainingRecipe)
+
+MESSAGES = (UserError, NonFiniteLossError, EmptyWindowError, NotEnoughMemoryError, OutputError)
+"""Errors whose message says all there is to know."""
 
 
 def parse(recipe_class: type[RecipeT], args: Sequence[str] | None = None) -> RecipeT:
@@ -106,14 +110,15 @@ def _first_bad(recipe_class: type[RecipeT], values: dict[str, Any]) -> str:
 def main(run: Callable[[RecipeT], Any], recipe_class: type[RecipeT], args: Sequence[str] | None = None) -> None:
     """Parses the command line and runs.
 
-    A `UserError` ends in one line on standard error and exit code 2, a loss that is not finite in one line and 1.
+    A `UserError` ends in one line on standard error and exit code 2; a loss that is not finite, a row that does not fit
+    into memory, and an output that cannot be written in one line and 1; a signal in a checkpoint and 128 + signal.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A label that the terminal's encoding lacks is no reason to stop.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         run(parse(recipe_class, args))
-    except (UserError, NonFiniteLossError, EmptyWindowError) as error:
+    except MESSAGES as error:
         rank = int(os.environ.get("RANK", "0"))
         if rank > 0:
             # Every process finds the same mistake, and the first one says it; its launcher then ends the others. Only
@@ -123,3 +128,10 @@ def main(run: Callable[[RecipeT], Any], recipe_class: type[RecipeT], args: Seque
         else:
             print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(2 if isinstance(error, UserError) else 1)
+    except RuntimeError:
+        # Another process has died, as this one has said: its own error only follows.
+        if lost_rank() is None:
+            raise
+        sys.stdout.flush()
+        # Not sys.exit: the end of the interpreter may wait for a device that waits for the process that died.
+        os._exit(1)

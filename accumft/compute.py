@@ -33,11 +33,6 @@ def configure_compute(model: Any, recipe: TrainingRecipe) -> None:
     model.compile(backend=recipe.torch_compile_backend, dynamic=True)
 
 
-def communicates_in_forward(model: torch.nn.Module) -> bool:
-    """Whether processes talk to each other in each forward, so that all must have equally many micro-batches."""
-    return any(isinstance(module, torch.nn.SyncBatchNorm) for module in model.modules())
-
-
 def is_compiled(model: torch.nn.Module) -> bool:
     """Whether `configure_compute` has compiled it."""
     return getattr(model, "_compiled_call_impl", None) is not None

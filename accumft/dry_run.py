@@ -160,14 +160,12 @@ def make_run_plan(
         precision: "no", "fp16" or "bf16".
     """
     steps = window_plan.table(max_steps=window_plan.plan.total_steps)
-    processes = window_plan.plan.batch.num_processes
     memory = estimate_memory(
         model,
         *steps.largest,
         optim=recipe.optim,
         mixed_precision=precision,  # type: ignore[arg-type]
         gradient_checkpointing=recipe.gradient_checkpointing,
-        num_processes=processes,
         sgd_momentum=recipe.sgd_momentum,
         device="cpu" if device_type == "cpu" else "cuda",
     )

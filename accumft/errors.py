@@ -15,3 +15,14 @@ class NonFiniteLossError(ArithmeticError):
 
 class EmptyWindowError(ValueError):
     """An effective batch holds no items, so its mean loss does not exist."""
+
+
+class NotEnoughMemoryError(RuntimeError):
+    """What cannot be made smaller does not fit into a device's memory. The weights are those before the step."""
+
+    everywhere = True
+    """Whether every process raises it."""
+
+
+class OutputError(RuntimeError):
+    """What a run was to leave behind could not be written."""

@@ -15,17 +15,18 @@ import multiprocessing
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import (
-    DistributedDataParallelKwargs,
     GradientAccumulationPlugin,
     KwargsHandler,
     LoggerType,
+    broadcast,
     get_int_from_env,
     is_bf16_available,
     is_torch_xla_available,
@@ -62,7 +63,6 @@ def make_accelerator(
     mixed_precision: str | None = None,
     report_to: Sequence[str] = (),
     output_dir: str | None = None,
-    find_unused_parameters: bool = False,
     kwargs_handlers: Sequence[KwargsHandler] = (),
 ) -> Accelerator:
     """Makes the Accelerator of a run and checks that it is the one that was asked for.
@@ -77,9 +77,7 @@ def make_accelerator(
         mixed_precision: "no", "fp16" or "bf16"; None: what the launch says, else "no". Given, it beats the launch.
         report_to: trackers by their Accelerate names; "all": each that is installed.
         output_dir: folder that trackers log to.
-        find_unused_parameters: for models with parameters that take no part in some forward passes.
-        kwargs_handlers: further handlers, such as InitProcessGroupKwargs(timeout=...); DistributedDataParallelKwargs
-            is made here.
+        kwargs_handlers: such as InitProcessGroupKwargs(timeout=...).
 
     Raises:
         UserError: the launch, the precision or a tracker cannot be had; the message says what to type instead.
@@ -105,10 +103,7 @@ def make_accelerator(
             step_scheduler_with_optimizer=False,  # else a prepared schedule runs num_processes times too fast
             log_with=list(report_to) or None,
             project_dir=output_dir,
-            kwargs_handlers=[
-                DistributedDataParallelKwargs(find_unused_parameters=find_unused_parameters),
-                *kwargs_handlers,
-            ],
+            kwargs_handlers=list(kwargs_handlers),
         )
     # A forked process (notebook_launcher) has no OpenMP threads, and hangs at the first operation that wants several
     # if torch has used them before the fork. One thread is safe.
@@ -121,6 +116,20 @@ def make_accelerator(
         reset_accelerate_state()
         raise
     return accelerator
+
+
+def prepare(
+    accelerator: Accelerator, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[Any, AcceleratedOptimizer]:
+    """`accelerator.prepare` without DistributedDataParallel: device and mixed precision, the same weights everywhere.
+
+    `train_step` adds up the gradients of the processes itself. It takes a model in DistributedDataParallel too, whose
+    copy of all gradients is then memory without a use.
+    """
+    prepared = accelerator.prepare_model(model, evaluation_mode=True)
+    if accelerator.num_processes > 1:
+        broadcast([*prepared.parameters(), *prepared.buffers()])
+    return prepared, accelerator.prepare_optimizer(optimizer)
 
 
 def leaves_no_state(run: Callable[[RecipeT], ResultT]) -> Callable[[RecipeT], ResultT]:

@@ -42,7 +42,7 @@ class MemoryEstimate:
     weights: int
     """Parameters in float32, and buffers."""
     gradients: int
-    """Gradients, allocated during the whole window; DDP's buckets too, unless the gradients are views of them."""
+    """Gradients, allocated during the whole window."""
     optimizer: int
     """State of the optimizer between steps."""
     activations: int
@@ -75,8 +75,6 @@ def estimate_memory(
     optim: Literal["adamw_torch_fused", "adamw_torch", "sgd", "adafactor"] = "adamw_torch_fused",
     mixed_precision: Literal["no", "fp16", "bf16"] = "no",
     gradient_checkpointing: bool = False,
-    num_processes: int = 1,
-    gradient_as_bucket_view: bool = False,
     num_labels: int | None = None,
     sgd_momentum: float = 0.0,
     device: Literal["cuda", "cpu"] = "cuda",
@@ -92,8 +90,6 @@ def estimate_memory(
         length: tokens of each, padding included.
         optim: as in the recipe.
         mixed_precision: autocast of the forward; weights, gradients and optimizer stay in float32.
-        num_processes: above 1, DDP's buckets count.
-        gradient_as_bucket_view: DDP's flag: gradients are views of the buckets.
         num_labels: outputs of the head; None: as the configuration says.
         sgd_momentum: as in the recipe.
         device: with dropout in attention, a CPU keeps rows × heads × length² for each layer, and a GPU with SDPA
@@ -125,10 +121,9 @@ def estimate_memory(
                 f"{length} tokens ({reason}); measure it on the device"
             ) from error
     state, update = _update([parameter.shape for parameter in trainable], optim, sgd_momentum, device)
-    buckets = num_processes > 1 and not gradient_as_bucket_view
     return MemoryEstimate(
         weights=weights,
-        gradients=gradients * (2 if buckets else 1),
+        gradients=gradients,
         optimizer=state,
         activations=activations,
         update=update,

@@ -204,6 +204,11 @@ def enable_gradient_checkpointing(model: Any) -> None:
         model.config.use_cache = False
 
 
+def communicates_in_forward(model: nn.Module) -> bool:
+    """Whether processes talk to each other in each forward, so that all must have equally many micro-batches."""
+    return any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+
+
 def position_embedding(model: nn.Module) -> nn.Embedding | None:
     """The model's embedding of absolute positions."""
     for name, module in model.named_modules():

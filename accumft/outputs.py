@@ -1,18 +1,72 @@
 """The output folder: claimed without overwriting, every file in it replaced whole."""
 
 import json
+import logging
 import math
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
 
+from accumft.checkpoint import MANIFEST, link_or_copy
 from accumft.errors import UserError
 from accumft.models import without_progress_bars
+
+_logger = logging.getLogger(__name__)
+
+NOT_OF_THE_MODEL = (MANIFEST, "optimizer.pt", "state.json", "recipe.yaml")
+"""Files of a checkpoint that `from_pretrained` does not want."""
+
+
+class MetricsLog:
+    """metrics.jsonl: one row of JSON a line, each whole. A row that the disk has no room for waits for the next."""
+
+    def __init__(self, path: Path, kept: Sequence[Mapping[str, Any]] = ()) -> None:
+        """
+        Args:
+            kept: rows of an earlier start that it begins with.
+        """
+        self._waiting: list[str] = []
+        beside = path.with_name(f".{path.name}")
+        beside.write_text("".join(to_json(row) + "\n" for row in kept), encoding="utf-8")
+        self._file = open(beside, "ab", buffering=0)  # noqa: SIM115
+        os.replace(beside, path)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Adds a row, and those that still wait."""
+        self._waiting.append(to_json(row) + "\n")
+        good = self._file.seek(0, os.SEEK_END)
+        text = "".join(self._waiting).encode()
+        try:
+            written = self._file.write(text)
+            if written < len(text):
+                raise OSError(f"{written} of {len(text)} bytes written")
+        except OSError as error:
+            if len(self._waiting) == 1:
+                _logger.warning("metrics.jsonl: a row cannot be written now (%s); it waits for the next", error)
+            with suppress(OSError):
+                self._file.truncate(good)
+            return
+        self._waiting.clear()
+
+    def close(self) -> None:
+        """Ends it; rows that found no room until now are lost."""
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl; a last line that a killed run left half-written is left out, no file is no rows."""
+    rows = []
+    with suppress(FileNotFoundError):
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            with suppress(ValueError):
+                rows.append(json.loads(line))
+    return rows
 
 
 def check_output_dir(output_dir: str, inputs: Iterable[str | None]) -> Path:
@@ -42,12 +96,23 @@ def check_output_dir(output_dir: str, inputs: Iterable[str | None]) -> Path:
     return path
 
 
-def claim_output_dir(path: Path) -> FileLock:
-    """Makes the folder and locks it; an earlier run in it is first renamed to the next free NAME-1, NAME-2, …"""
+def claim_output_dir(path: Path, goes_on: Callable[[], bool] = lambda: False) -> FileLock:
+    """Makes the folder and locks it; an earlier run in it is first renamed to the next free NAME-1, NAME-2, …
+
+    Args:
+        goes_on: says, once nobody else has the folder, whether this run goes on with the earlier one in it.
+    """
     try:
         if (path / "recipe.yaml").exists():
             # Not while that run is still going on.
-            _lock(path).release()
+            lock = _lock(path)
+            try:
+                if goes_on():
+                    return lock
+            except BaseException:
+                lock.release()
+                raise
+            lock.release()
             number = 1
             while (aside := path.with_name(f"{path.name}-{number}")).exists():
                 number += 1
@@ -84,19 +149,34 @@ def _json_number(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def write_model(model: Any, processor: Any, folder: Path) -> None:
+    """Writes a transformers model and its processor into a folder, as `from_pretrained` reads them."""
+    with without_progress_bars():
+        model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    # safetensors makes files that only their owner reads; the others are as the folder's umask has them.
+    mode = (folder / "config.json").stat().st_mode
+    for file in folder.iterdir():
+        file.chmod(mode)
+
+
 def save_model(model: Any, processor: Any, folder: Path) -> None:
-    """Writes a transformers model and its processor into the folder: each file replaces its forerunner whole."""
+    """Writes the model and its processor into a run's folder: each file replaces its forerunner whole."""
     beside = folder / ".saving"
     shutil.rmtree(beside, ignore_errors=True)
-    with without_progress_bars():
-        model.save_pretrained(beside)
-    processor.save_pretrained(beside)
-    # safetensors makes files that only their owner reads; the others are as the folder's umask has them.
-    mode = (beside / "config.json").stat().st_mode
-    for file in beside.iterdir():
-        file.chmod(mode)
-        os.replace(file, folder / file.name)
-    beside.rmdir()
+    try:
+        write_model(model, processor, beside)
+        for file in beside.iterdir():
+            os.replace(file, folder / file.name)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def export_model(checkpoint: Path, folder: Path) -> None:
+    """Puts the model of a checkpoint into a run's folder: the same files, so that it takes no room."""
+    for file in sorted(checkpoint.iterdir()):
+        if file.name not in NOT_OF_THE_MODEL:
+            link_or_copy(file, folder / file.name)
 
 
 def load_weights(model: Any, folder: Path) -> None:

@@ -78,8 +78,21 @@ class TrainingRecipe:
     early_stopping_patience: int | None = None
     """Evaluations in a row without a better metric_for_best_model after which the run stops; unset: never."""
 
+    save_steps: int | None = None
+    """Optimizer steps between checkpoints. Unset: at the end of each epoch. The last step always has one, and so has a
+    new best model."""
+    save_total_limit: int | None = 2
+    """Checkpoints that are kept: the newest, and the best model's besides; None: all."""
+    resume_from_checkpoint: bool | str | None = None
+    """Go on from a checkpoint: its path, or that of a run, or true for the newest whole one in output_dir. With true a
+    run that has none yet starts from the beginning, so that one command serves a job that is started again."""
+    max_runtime: float | None = None
+    """Minutes of training after which a checkpoint is saved and the run ends with exit code 143, as after a SIGTERM;
+    for queues with a time limit. Unset: none."""
+
     output_dir: str = "outputs/run"
-    """Folder for the model, the log and the report. An earlier run found there is moved aside, never overwritten."""
+    """Folder for the model, the log, the checkpoints and the report. An earlier run found there is moved aside, never
+    overwritten, unless resume_from_checkpoint goes on with it."""
     logging_steps: int = 1
     """Optimizer steps between rows of metrics.jsonl."""
     report_to: tuple[str, ...] = ()
@@ -98,8 +111,6 @@ class TrainingRecipe:
     """Compile the model. Pays in long runs: the first compilation takes about a minute on a CPU."""
     torch_compile_backend: str = "inductor"
     """Backend of torch.compile."""
-    ddp_find_unused_parameters: bool = False
-    """For models with parameters that take no part in some forward passes, over several processes."""
     dry_run: bool = False
     """Print the plan (steps, learning rate, cut, padding, balance, memory) and draw it, and do not train."""
     num_processes_planned: int | None = None
@@ -155,6 +166,8 @@ MINIMUM = {
     "eval_steps": 1,
     "early_stopping_patience": 1,
     "logging_steps": 1,
+    "save_steps": 1,
+    "save_total_limit": 1,
     "seed": 0,
     "max_train_samples": 1,
     "max_eval_samples": 1,
@@ -163,7 +176,7 @@ MINIMUM = {
     "synthetic_size": 32,
     "num_processes_planned": 1,
 }
-POSITIVE = ("learning_rate", "max_grad_norm", "lr_power", "adam_epsilon", "device_memory_gb")
+POSITIVE = ("learning_rate", "max_grad_norm", "lr_power", "adam_epsilon", "device_memory_gb", "max_runtime")
 BELOW_ONE = ("adam_beta1", "adam_beta2", "dropout", "label_smoothing")
 SHARES = (
     "warmup_ratio",

@@ -1,8 +1,11 @@
 """What is the same for every task around the loop: output folder, log, progress, evaluation when due, best model."""
 
 import math
+import signal
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -10,14 +13,24 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast, broadcast_object_list
-from torch.optim.lr_scheduler import LRScheduler
+from accelerate.utils import broadcast_object_list
+from torch import distributed
+from torch.optim.lr_scheduler import LambdaLR
 
+from accumft.agreement import check_agreement, versions
+from accumft.checkpoint import FOLDER
 from accumft.compute import is_compiled, num_compilations
 from accumft.data.windows import Window, WindowDataset
-from accumft.outputs import claim_output_dir, load_weights, save_model, save_recipe, to_json
+from accumft.errors import EmptyWindowError, NonFiniteLossError, NotEnoughMemoryError, UserError
+from accumft.keeping import Keeper
+from accumft.memory_limit import MemoryLimit
+from accumft.outputs import MetricsLog, claim_output_dir, save_recipe, to_json
 from accumft.plan import Plan
+from accumft.ranks import RankWatch
 from accumft.recipe import TrainingRecipe
+from accumft.resume import Resumed, check_recipe, find_checkpoint, kind_of, resume, wants_to_resume
+from accumft.signals import Interrupted, StopSignals
+from accumft.state import Progress, load_state, on_main, read_progress
 from accumft.step import StepResult
 
 Evaluate = Callable[[], dict[str, float]]
@@ -42,12 +55,14 @@ class RunResult:
 class Run:
     """The loop's partner: gives it its windows, and does after each step what is due.
 
-    with Run(recipe, accelerator, model, optimizer, scheduler, plan, tokenizer, best) as run:
+    with Run(recipe, accelerator, model, optimizer, scheduler, plan, tokenizer, best, evaluate) as run:
         for window in run.windows(WindowDataset(dataset, window_plan, collate, accelerator.process_index)):
-            result = train_step(accelerator, model, optimizer, window, loss_sum, num_items, recipe.max_grad_norm)
+            result = train_step(
+                accelerator, model, optimizer, window, loss_sum, num_items, recipe.max_grad_norm, run.memory
+            )
             if result.stepped:
                 scheduler.step()
-            run.after_step(result, evaluate)
+            run.after_step(result)
         run.load_best_model()
     """
 
@@ -57,43 +72,75 @@ class Run:
         accelerator: Accelerator,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        scheduler: LRScheduler,
+        scheduler: LambdaLR,
         plan: Plan,
         processor: Any,
         best: tuple[str, bool],
+        evaluate: Evaluate | None = None,
+        fingerprint: Mapping[str, Any] | None = None,
+        stateful: Mapping[str, Any] | None = None,
     ) -> None:
         """
         Args:
             model, optimizer: prepared. scheduler: not prepared.
             processor: the tokenizer, saved beside the model.
             best: (metric that picks the best model, whether larger is better).
+            evaluate: called on every process at each evaluation; None: the run has none.
+            fingerprint: of the data, by name: a run resumes with the same one only.
+            stateful: further objects with `state_dict` and `load_state_dict`, by name, that belong to the state of the
+                run (an average of the weights, say).
         """
         self.recipe, self.accelerator, self.plan = recipe, accelerator, plan
-        self.model, self.optimizer, self.scheduler, self.processor = model, optimizer, scheduler, processor
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.best_metric, self.greater_is_better = best
+        self.evaluate = evaluate
+        self.stateful = dict(stateful or {})
         self.output_dir = Path(recipe.output_dir).expanduser().resolve()
-        self.step = 0
-        """Completed optimizer steps."""
+        self.progress = Progress(
+            best_metric=self.best_metric,
+            fingerprint=dict(fingerprint or {}),
+            num_processes=accelerator.num_processes,
+            versions=versions(),
+        )
+        self.keeper = Keeper(
+            accelerator,
+            model,
+            optimizer,
+            processor,
+            self.output_dir,
+            recipe.save_total_limit,
+            lambda: self.recipe_values,
+            self.stateful,
+            self._tell,
+        )
+        self.memory = MemoryLimit()
+        """What the run knows of its devices' memory, for `train_step`."""
         self.history: list[dict[str, Any]] = []
-        self.best_value: float | None = None
-        self.saved_step: int | None = None
-        self.evaluations_without_gain = 0
-        self.stop_reason: str | None = None
         self._attempts = 0
-        self._tokens = 0
-        self._examples = 0
-        self._training_seconds = 0.0
         self._data_seconds = 0.0
-        self._total_data_seconds = 0.0
         self._started = 0.0
-        self._log: Any = None
+        self._deadline = math.inf
+        self._logged: frozenset[tuple[int, str]] = frozenset()
+        self._log: MetricsLog | None = None
         self._lock: Any = None
         self._bar: Any = None
+        self._open = ExitStack()
+        self._signals = StopSignals()
 
     @property
     def is_main(self) -> bool:
         """Whether this process writes and prints."""
         return bool(self.accelerator.is_main_process)
+
+    @property
+    def step(self) -> int:
+        """Completed optimizer steps."""
+        return self.progress.step
+
+    @property
+    def saved_step(self) -> int | None:
+        """Step of the model in the output folder; on the first process."""
+        return self.keeper.exported
 
     @property
     def recipe_values(self) -> dict[str, Any]:
@@ -112,26 +159,46 @@ class Run:
             per_device_train_batch_size=None if by_steps else batch.per_device_train_batch_size,
             gradient_accumulation_steps=batch.gradient_accumulation_steps if by_steps else None,
             mixed_precision=self.accelerator.mixed_precision,
+            resume_from_checkpoint=None,
         )
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(resolved).items()}
 
     def __enter__(self) -> "Run":
         from tqdm.auto import tqdm
 
-        if self.is_main:
-            self._lock = claim_output_dir(self.output_dir)
-            save_recipe(self.recipe_values, self.output_dir / "recipe.yaml")
-            self._log = open(self.output_dir / "metrics.jsonl", "w", encoding="utf-8", buffering=1)
-        self.accelerator.wait_for_everyone()
-        if self.recipe.report_to:
-            self.accelerator.init_trackers(self.recipe.run_name, config=_flat(self.recipe))
-        self._bar = tqdm(total=self.plan.total_steps, unit="step", disable=not self.is_main, dynamic_ncols=True)
+        # Its processes must be of one mind before any of them writes.
+        check_agreement(self.accelerator, {f"data: {name}": v for name, v in self.progress.fingerprint.items()})
+        with ExitStack() as stack:
+            stack.enter_context(RankWatch(self.accelerator))
+            stack.enter_context(self._signals)
+            stack.callback(self._close)
+            self._resume()
+            if self.recipe.report_to:
+                arguments = {"wandb": {"id": self.progress.run_id, "resume": "allow"}}
+                self.accelerator.init_trackers(self.recipe.run_name, _flat(self.recipe), arguments)
+            self._bar = tqdm(
+                total=self.plan.total_steps,
+                initial=self.step,
+                unit="step",
+                disable=not self.is_main,
+                dynamic_ncols=True,
+            )
+            self._deadline = time.monotonic() + 60 * (self.recipe.max_runtime or math.inf)
+            self._open = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._bar.close()
+        lossless = isinstance(error, (NonFiniteLossError, EmptyWindowError, NotEnoughMemoryError))
+        if lossless and getattr(error, "everywhere", True) and self.step:
+            # The weights are those before the step: what was learnt so far is not lost.
+            self._save_and_wait()
+        self._open.__exit__(kind, error, traceback)
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
         if self._log is not None:
             self._log.close()
         # Not end_training: it takes the process group with it, which a next run in these processes needs.
@@ -141,15 +208,76 @@ class Run:
             self._lock.release()
             Path(self._lock.lock_file).unlink(missing_ok=True)
 
+    def _resume(self) -> None:
+        """Claims the output folder, and takes the state over from a checkpoint if the recipe wants it."""
+        found = on_main(self.accelerator, self._claim)
+        if found is None:
+            self.progress.run_id = on_main(self.accelerator, lambda: uuid.uuid4().hex)
+            return
+        before = self.progress
+        stateful = self.stateful
+        self.progress = load_state(
+            found.checkpoint, self.accelerator, self.model, self.optimizer, self.scheduler, stateful
+        )
+        self.progress.fingerprint, self.progress.versions = before.fingerprint, before.versions
+        self.progress.num_processes = before.num_processes
+        if self.progress.best_metric != before.best_metric:
+            self.progress.best_metric, self.progress.best_value, self.progress.best_step = (
+                before.best_metric,
+                None,
+                None,
+            )
+        self._logged = found.logged
+        self.keeper.newest = self.step if found.in_place else None
+
+    def _claim(self) -> Resumed | None:
+        """On the first process."""
+        wanted = self.recipe.resume_from_checkpoint
+        checkpoint: Path | None = None
+
+        def goes_on() -> bool:
+            nonlocal checkpoint
+            checkpoint = find_checkpoint(wanted, self.output_dir)
+            if checkpoint is not None:
+                self._check(checkpoint)
+            return checkpoint is not None and checkpoint.parent == self.output_dir / FOLDER
+
+        self._lock = claim_output_dir(self.output_dir, goes_on)
+        if checkpoint is None and wants_to_resume(wanted):
+            checkpoint = find_checkpoint(wanted, self.output_dir)
+            if checkpoint is None:
+                print(f"--resume_from_checkpoint {wanted}: no checkpoint in {self.output_dir} yet: from the beginning")
+            else:
+                self._check(checkpoint)
+        found = None if checkpoint is None else resume(checkpoint, self.output_dir)
+        save_recipe(self.recipe_values, self.output_dir / "recipe.yaml")
+        self.history = found.history if found else []
+        self._log = MetricsLog(self.output_dir / "metrics.jsonl", self.history)
+        return found
+
+    def _check(self, checkpoint: Path) -> None:
+        lines = check_recipe(checkpoint, self.recipe_values, self.progress.fingerprint)
+        step = read_progress(checkpoint).step
+        if step > self.plan.total_steps:
+            raise UserError(
+                f"{checkpoint} is of step {step}, and this run has {self.plan.total_steps}: raise --num_train_epochs "
+                "or --max_steps"
+            )
+        print(f"goes on from {checkpoint} (step {step} of {self.plan.total_steps})")
+        for line in lines:
+            print(f"  other than when it was saved: {line}")
+
     def windows(self, dataset: WindowDataset) -> Iterator[Window]:
         """This process's windows on the device, one for each optimizer step, until the run ends.
 
         A window whose update fp16 skipped comes again: no example of an epoch is lost to an overflow.
         """
+        if self.progress.pending_evaluation:
+            self._evaluate()
         device = self.accelerator.device
         loader = iter(dataset.loader(self.step, self.recipe.dataloader_num_workers, pin_memory=device.type == "cuda"))
         started = time.perf_counter()
-        while self.step < self.plan.total_steps and self.stop_reason is None:
+        while self.step < self.plan.total_steps and self.progress.stop_reason is None:
             window = next(loader).to(device)
             self._data_seconds = time.perf_counter() - started
             step = self.step
@@ -163,72 +291,102 @@ class Run:
                 self._data_seconds = 0.0
         self._bar.close()
 
-    def after_step(self, result: StepResult, evaluate: Evaluate | None = None) -> None:
-        """Logs the step, counts it if it was made, evaluates when due, keeps the best model, decides to stop.
+    def after_step(self, result: StepResult) -> None:
+        """Logs the step, counts it if it was made, and does what is due: checkpoint, evaluation, the end.
 
         Args:
             result: what `train_step` returned.
-            evaluate: called on every process at each evaluation; None: the run has none.
+
+        Raises:
+            Interrupted: a signal or `max_runtime` asked the run to end, on whatever process; a checkpoint is saved.
         """
         self._attempts += 1
-        now = time.perf_counter()
-        seconds = now - self._started
-        self._training_seconds += seconds
-        self._total_data_seconds += self._data_seconds
+        progress = self.progress
+        seconds = time.perf_counter() - self._started
+        progress.training_seconds += seconds
+        progress.data_seconds += self._data_seconds
         number = self.step + 1
         if result.stepped:
-            self.step = number
-            self._tokens += result.tokens
-            self._examples += result.examples
+            progress.step = number
+            progress.tokens += result.tokens
+            progress.examples += result.examples
             self._bar.update(1)
         self._bar.set_postfix(loss=f"{result.loss:.4f}", lr=f"{result.learning_rate:.2e}", refresh=False)
         is_last = self.step == self.plan.total_steps
         if number % self.recipe.logging_steps == 0 or number == 1 or is_last or not result.stepped:
-            epoch = round(number / self.plan.steps_per_epoch, 6)
             times = {"data_seconds": round(self._data_seconds, 6), "seconds": round(seconds, 6)}
-            self.log({"step": number, "epoch": epoch, **asdict(result), **times})
-        if not result.stepped or evaluate is None:
-            return
-        every = self.recipe.eval_steps or self.plan.steps_per_epoch
-        if self.step % every == 0 or is_last:
-            self._evaluate(evaluate)
+            self.log({"step": number, **self._epoch(number), **asdict(result), **times})
+        every = self.plan.steps_per_epoch
+        evaluation_due = self.evaluate is not None and (is_last or self.step % (self.recipe.eval_steps or every) == 0)
+        save_due = is_last or self.step % (self.recipe.save_steps or every) == 0
+        # Before the evaluation, which may take long: what is killed in it makes it again.
+        progress.pending_evaluation = result.stepped and evaluation_due
+        signum = self._asked_to_stop()
+        if signum:
+            self._save_and_wait()
+            raise Interrupted(signum)
+        if result.stepped and save_due:
+            self.keeper.save(progress)
+        if progress.pending_evaluation:
+            self._evaluate()
 
-    def _evaluate(self, evaluate: Evaluate) -> None:
+    def _save_and_wait(self) -> None:
+        """Before every process ends: one that is gone must not end the one that still writes."""
+        self.keeper.save(self.progress)
+        self.accelerator.wait_for_everyone()
+
+    def _epoch(self, step: int) -> dict[str, float]:
+        return {"epoch": round(step / self.plan.steps_per_epoch, 6)}
+
+    def _asked_to_stop(self) -> int:
+        """The signal to end with, the same on all processes; 0: none."""
+        signum = self._signals.signum
+        if time.monotonic() >= self._deadline:
+            signum = signum or signal.SIGTERM
+        if self.accelerator.num_processes == 1:
+            return signum
+        largest = torch.tensor(signum, device=self.accelerator.device)
+        distributed.all_reduce(largest, distributed.ReduceOp.MAX)
+        return int(largest)
+
+    def _evaluate(self) -> None:
+        assert self.evaluate is not None
+        progress = self.progress
         started = time.perf_counter()
-        payload = [evaluate()]
+        # Whether a best model could be kept, only the first process knows: what it knows holds for all.
+        payload: list[Any] = [self.evaluate(), progress.best_value, progress.best_step]
         broadcast_object_list(payload)
-        metrics = payload[0]
+        metrics, progress.best_value, progress.best_step = payload
         seconds = round(time.perf_counter() - started, 6)
         row = {f"eval_{name}": value for name, value in metrics.items()}
-        epoch = round(self.step / self.plan.steps_per_epoch, 6)
-        self.log({"step": self.step, "epoch": epoch, **row, "eval_seconds": seconds})
+        self.log({"step": self.step, **self._epoch(self.step), **row, "eval_seconds": seconds})
+        progress.pending_evaluation = False
         # A metric that these predictions leave undefined (a correlation of constants) is no gain.
-        value = metrics.get(self.best_metric)
-        better = value is not None and (
-            self.best_value is None or (value > self.best_value if self.greater_is_better else value < self.best_value)
-        )
-        if better:
-            self.best_value, self.evaluations_without_gain = value, 0
-            if self.recipe.load_best_model_at_end:
-                self.save_model()
-        else:
-            self.evaluations_without_gain += 1
+        value, best = metrics.get(self.best_metric), progress.best_value
+        better = value is not None and (best is None or (value > best if self.greater_is_better else value < best))
+        progress.evaluations_without_gain = 0 if better else progress.evaluations_without_gain + 1
         patience = self.recipe.early_stopping_patience
-        if patience is not None and self.evaluations_without_gain >= patience:
-            self.stop_reason = f"no better eval_{self.best_metric} in {patience} evaluation(s)"
+        if patience is not None and progress.evaluations_without_gain >= patience:
+            progress.stop_reason = f"no better eval_{self.best_metric} in {patience} evaluation(s)"
+        if better:
+            before = (progress.best_value, progress.best_step)
+            progress.best_value, progress.best_step = value, self.step
+            if self.recipe.load_best_model_at_end and not self.keeper.keep_best(progress):
+                progress.best_value, progress.best_step = before
         shown = "undefined" if value is None else f"{value:.4f}{' (best)' if better else ''}"
-        stopping = f"; stopping: {self.stop_reason}" if self.stop_reason else ""
+        stopping = f"; stopping: {progress.stop_reason}" if progress.stop_reason else ""
         self.print(
-            f"step {self.step} (epoch {epoch:.2f}): eval_loss {metrics.get('loss', math.nan):.4f}, "
-            f"eval_{self.best_metric} {shown}{stopping}"
+            f"step {self.step} (epoch {self._epoch(self.step)['epoch']:.2f}): eval_loss "
+            f"{metrics.get('loss', math.nan):.4f}, eval_{self.best_metric} {shown}{stopping}"
         )
 
     def log(self, row: dict[str, Any]) -> None:
         """Adds a row to metrics.jsonl, the history and the trackers, at the row's "step"."""
-        if self.is_main:
+        if self._log is not None:
             self.history.append(row)
-            self._log.write(to_json(row) + "\n")
-        if self.recipe.report_to:
+            self._log.write(row)
+        # What a killed run has told the trackers of the steps that are made again, they are not told twice.
+        if self.recipe.report_to and (row["step"], kind_of(row)) not in self._logged:
             numbers = {name: value for name, value in row.items() if isinstance(value, (int, float))}
             self.accelerator.log(numbers, step=row["step"])
 
@@ -237,37 +395,32 @@ class Run:
         if self.is_main:
             self._bar.write(text)
 
+    def _tell(self, row: dict[str, Any], text: str) -> None:
+        """What the keeper, on the first process, has to say."""
+        if row and self._log is not None:
+            row = {**row, **self._epoch(row["step"])}
+            self.history.append(row)
+            self._log.write(row)
+        if text:
+            self.print(text)
+
     def load_best_model(self) -> None:
         """Leaves the best evaluated model in `model` and in the output folder; without evaluations, the last."""
-        bare = self.accelerator.unwrap_model(self.model)
-        if self.saved_step is None or not self.recipe.load_best_model_at_end:
-            self.save_model()
-        elif self.saved_step != self.step:
-            if self.is_main:
-                load_weights(bare, self.output_dir)
-            # The other processes may be on machines that do not see this folder.
-            broadcast(list(bare.state_dict().values()))
-
-    def save_model(self) -> None:
-        """Writes the model and its processor into the output folder: each file replaces its forerunner whole."""
-        if self.is_main:
-            save_model(self.accelerator.unwrap_model(self.model), self.processor, self.output_dir)
-        self.saved_step = self.step
-        self.accelerator.wait_for_everyone()
+        self.keeper.finish(self.progress, self.recipe.load_best_model_at_end)
 
     def finish(self, metrics: dict[str, Any]) -> RunResult:
         """Writes all_results.json: `metrics`, and what the training took."""
-        seconds = max(self._training_seconds, 1e-9)
+        seconds = max(self.progress.training_seconds, 1e-9)
         results = {
             **metrics,
             "steps": self.step,
             "epoch": round(self.step / self.plan.steps_per_epoch, 6),
             "saved_step": self.saved_step,
-            "stop_reason": self.stop_reason,
+            "stop_reason": self.progress.stop_reason,
             "train_seconds": round(seconds, 3),
-            "train_data_seconds": round(self._total_data_seconds, 3),
-            "train_examples_per_second": round(self._examples / seconds, 3),
-            "train_tokens_per_second": round(self._tokens / seconds, 3),
+            "train_data_seconds": round(self.progress.data_seconds, 3),
+            "train_examples_per_second": round(self.progress.examples / seconds, 3),
+            "train_tokens_per_second": round(self.progress.tokens / seconds, 3),
         }
         if is_compiled(self.accelerator.unwrap_model(self.model)):
             results["compilations"] = num_compilations()

@@ -68,6 +68,17 @@ class WindowPlan:
         self._cut_cost = replace(self.cost, overhead=self.cost.rectangle) if packed else self.cost
         self._block: tuple[tuple[int, int], np.ndarray, Cut] | None = None
 
+    def largest(self) -> list[np.ndarray]:
+        """The rectangles of the largest micro-batch of a step that would hold the longest examples of all."""
+        longest = np.argsort(-self.lengths.astype(np.int64), kind="stable")[: self.plan.batch.effective_batch_size]
+        examples, found = self._cut_order(longest[None])
+        groups = [
+            [examples[0, piece] for piece in pieces]
+            for process in range(self.plan.batch.num_processes)
+            for pieces in found.micro_batches(0, process)
+        ]
+        return self._largest_first(groups)[0]
+
     def micro_batches(self, step: int, process_index: int) -> list[np.ndarray]:
         """Examples of each micro-batch of one process in step `step` (from 0), the one with most tokens first.
 

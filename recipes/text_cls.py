@@ -7,16 +7,17 @@ With no arguments it fine-tunes MiniLM on 720 synthetic clinical notes of eight 
 cores, to a test accuracy of 0.84 to 0.90 (seeds 42, 1, 2), where TF-IDF with logistic regression reaches 0.56 to 0.61.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from accelerate.utils import broadcast_object_list, set_seed
 
-from accumft.classification import Scores, best_metric, check_fields, loss_of, report, score
+from accumft.agreement import check_agreement, versions
+from accumft.classification import Scores, best_metric, check_fields, fingerprint, loss_of, report, score
 from accumft.cli import main
-from accumft.compute import communicates_in_forward, configure_compute, warm_up
+from accumft.compute import configure_compute, warm_up
 from accumft.cut import CostModel
 from accumft.data.files import cells_of, numbers_of
 from accumft.data.splits import ClassificationData, load_classification_data, read_splits
@@ -24,10 +25,11 @@ from accumft.data.text import TextCollator, tokenize
 from accumft.data.windows import Batch, WindowDataset, lengths_of
 from accumft.dry_run import RunPlan, check_dry_run, dry_run, planned_device
 from accumft.evaluation import evaluation_limits, inputs_of, predict
-from accumft.launch import leaves_no_state, make_accelerator, num_processes
+from accumft.launch import leaves_no_state, make_accelerator, num_processes, prepare
 from accumft.losses import ClassificationLoss
 from accumft.models import (
     build_small_bert,
+    communicates_in_forward,
     fitting_length,
     load_sequence_classifier,
     position_limit,
@@ -36,6 +38,7 @@ from accumft.models import (
 from accumft.optim import build_optimizer
 from accumft.packing import pack
 from accumft.plan import Plan, batch_sizes_of
+from accumft.preflight import preflight
 from accumft.probe import with_token_budget
 from accumft.recipe import TableRecipe, checked, refuse_unused
 from accumft.report.overview import describe_data, describe_run
@@ -158,8 +161,8 @@ def run(recipe: TextClsRecipe) -> RunResult:
         mixed_precision="no" if recipe.dry_run else recipe.mixed_precision,
         report_to=recipe.report_to,
         output_dir=recipe.output_dir,
-        find_unused_parameters=recipe.ddp_find_unused_parameters,
     )
+    check_agreement(accelerator, {f"--{name}": value for name, value in asdict(recipe).items()} | versions())
     data, source = load_data(recipe)
     check_dry_run(recipe)
     if data.labels.problem_type != "multi_label_classification":
@@ -187,7 +190,7 @@ def run(recipe: TextClsRecipe) -> RunResult:
     optimizer = build_optimizer(model, recipe)
     scheduler = build_scheduler(optimizer, schedule)
     bare = model
-    model, optimizer = accelerator.prepare(model, optimizer)
+    model, optimizer = prepare(accelerator, model, optimizer)
     steps = with_token_budget(steps, accelerator, model, tokenized["train"], lengths, collate, losses, multiple)
     cost = CostModel.of(bare.config, planned_device(recipe, accelerator))
     window_plan = WindowPlan(steps, lengths, cost, multiple, communicates_in_forward(bare), packed is not None)
@@ -211,7 +214,10 @@ def run(recipe: TextClsRecipe) -> RunResult:
         found = scores("validation")
         return found.scalars if found else {}
 
-    with Run(recipe, accelerator, model, optimizer, scheduler, steps, tokenizer, best) as running:
+    due = evaluate if "validation" in tokenized else None
+    data_seen = fingerprint(tokenized["train"], data)
+    with Run(recipe, accelerator, model, optimizer, scheduler, steps, tokenizer, best, due, data_seen) as running:
+        preflight(accelerator, model, optimizer, windows, losses, running.memory)
         for window in running.windows(windows):
             result = train_step(
                 accelerator,
@@ -221,10 +227,11 @@ def run(recipe: TextClsRecipe) -> RunResult:
                 losses,
                 partial(num_items, criterion),
                 recipe.max_grad_norm,
+                running.memory,
             )
             if result.stepped:
                 scheduler.step()
-            running.after_step(result, evaluate if "validation" in tokenized else None)
+            running.after_step(result)
         running.load_best_model()
         found = {name: scores(name) for name in tokenized if name != "train"}
         base = None if recipe.from_scratch else recipe.model_name_or_path

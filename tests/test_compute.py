@@ -7,10 +7,10 @@ import torch
 from small import small_recipe
 from text_cls import run
 
-from accumft.compute import communicates_in_forward, configure_compute, is_compiled, num_compilations, warm_up
+from accumft.compute import configure_compute, is_compiled, num_compilations, warm_up
 from accumft.errors import UserError
 from accumft.launch import make_accelerator
-from accumft.models import build_small_bert
+from accumft.models import build_small_bert, communicates_in_forward
 from accumft.step import train_step
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+from accelerate.utils import InitProcessGroupKwargs
 from launching import ROOT, free_port, launch, launch_environment, run_command
 
 from accumft import launch as launch_module
@@ -71,7 +71,6 @@ def test_the_accelerator_is_the_one_asked_for(tmp_path: Path) -> None:
         gradient_accumulation_steps=5,
         report_to=("tensorboard",),
         output_dir=str(tmp_path),
-        find_unused_parameters=True,
         kwargs_handlers=[SHORT],
     )
     assert accelerator.device.type == "cpu" and accelerator.num_processes == 1
@@ -79,7 +78,6 @@ def test_the_accelerator_is_the_one_asked_for(tmp_path: Path) -> None:
     assert accelerator.gradient_accumulation_steps == 5
     assert not accelerator.gradient_state.sync_with_dataloader
     assert not accelerator.step_scheduler_with_optimizer
-    assert accelerator.ddp_handler.find_unused_parameters
     assert accelerator.init_handler.timeout == timedelta(seconds=20)
     assert [str(tracker) for tracker in accelerator.log_with] == ["tensorboard"]
     assert accelerator.project_dir == str(tmp_path)
@@ -88,10 +86,9 @@ def test_the_accelerator_is_the_one_asked_for(tmp_path: Path) -> None:
     assert weight.grad is not None and weight.grad.item() == 2.0  # backward divides by the 5 asked for
 
 
-def test_a_plain_call_reports_nowhere_and_finds_no_unused_parameters() -> None:
+def test_a_plain_call_reports_nowhere() -> None:
     accelerator = make_accelerator()
     assert accelerator.log_with == [] and accelerator.gradient_accumulation_steps == 1
-    assert not accelerator.ddp_handler.find_unused_parameters
 
 
 def test_the_argument_beats_the_precision_of_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,11 +122,6 @@ def test_an_accelerator_of_an_earlier_cell_does_not_bind_the_run() -> None:
     accelerator = make_accelerator(gradient_accumulation_steps=3)
     assert (accelerator.mixed_precision, accelerator.gradient_accumulation_steps) == ("no", 3)
     assert not accelerator.gradient_state.sync_with_dataloader
-
-
-def test_a_handler_made_here_cannot_be_given_twice() -> None:
-    with pytest.raises(ValueError, match="only pass one"):
-        make_accelerator(kwargs_handlers=[DistributedDataParallelKwargs()])
 
 
 ALONE = {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

@@ -73,13 +73,14 @@ def drive(run: Run, scores: list[float], metric: str = "accuracy") -> list[float
     used = iter(scores)
 
     def evaluate() -> dict[str, float]:
-        evaluations.append(float(len(evaluations) + 1))
-        weight.data.fill_(evaluations[-1])
+        evaluations.append(float(weight.detach().flatten()[0]))
         return {"loss": 0.5, metric: next(used)}
 
     evaluations: list[float] = []
+    run.evaluate = evaluate
     for _ in run.windows(Windows(run.plan.total_steps)):
-        run.after_step(result_of(), evaluate)
+        weight.data.fill_(len(evaluations) + 1.0)
+        run.after_step(result_of())
     run.load_best_model()
     return evaluations
 
@@ -97,7 +98,7 @@ def test_best_model_is_kept_and_loaded(tmp_path: Path) -> None:
 def test_smaller_may_be_better(tmp_path: Path) -> None:
     with made_run(TrainingRecipe(output_dir=str(tmp_path / "run")), best=("rmse", False)) as run:
         drive(run, [0.5, 0.3, 0.4, 0.6], metric="rmse")
-        assert (run.saved_step, run.best_value) == (4, 0.3)
+        assert (run.saved_step, run.progress.best_value) == (4, 0.3)
 
 
 def test_last_model_where_asked_for(tmp_path: Path) -> None:
@@ -118,9 +119,10 @@ def test_early_stopping_counts_evaluations_without_gain(tmp_path: Path) -> None:
 
 def test_undefined_metric_is_no_gain(tmp_path: Path) -> None:
     with made_run(TrainingRecipe(output_dir=str(tmp_path / "run"))) as run:
+        run.evaluate = lambda: {"loss": 0.1}
         for _ in run.windows(Windows(8)):
-            run.after_step(result_of(), lambda: {"loss": 0.1})
-        assert (run.best_value, run.evaluations_without_gain) == (None, 4)
+            run.after_step(result_of())
+        assert (run.progress.best_value, run.progress.evaluations_without_gain) == (None, 4)
         run.load_best_model()
         assert run.saved_step == 8
 
@@ -270,7 +272,7 @@ def test_trackers_get_the_rows(tmp_path: Path) -> None:
 def test_results_are_json(tmp_path: Path) -> None:
     with made_run(TrainingRecipe(output_dir=str(tmp_path / "run"))) as run:
         drive(run, [0.5] * 4)
-        run._training_seconds = 4.0
+        run.progress.training_seconds = 4.0
         found = run.finish({"eval_accuracy": 0.5}).metrics
     assert json.loads((tmp_path / "run" / "all_results.json").read_text()) == found
     assert (found["steps"], found["epoch"], found["saved_step"]) == (8, 4.0, 2)

@@ -61,13 +61,14 @@ def test_clipping(found: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("name", COMMUNICATION_CUTS)
-def test_each_parameter_is_reduced_once_a_step(found: list[dict[str, Any]], name: str) -> None:
-    parameters = len(list(make_model(task_named("single_label")).parameters()))
+def test_each_gradient_is_reduced_once_a_step(found: list[dict[str, Any]], name: str) -> None:
+    parameters = [parameter.numel() for parameter in make_model(task_named("single_label")).parameters()]
     for rank in range(2):
         case = found[rank]["communication"][name]
-        assert case["reductions"] == [1] * parameters
-        # The denominator with the counts for the log before the first backward, the loss for the log after the last.
-        assert case["all_reduces"] == [5, 1]
+        # The denominator with the counts for the log before the first backward; after the last how it went: the loss,
+        # whether it failed, and who has a gradient; then the gradients, small enough to travel together.
+        assert case["all_reduces"] == [5, 2 + len(parameters), sum(parameters)]
+        assert case["by_ddp"] == []
 
 
 def test_failures_are_agreed_on(found: list[dict[str, Any]]) -> None:

@@ -30,6 +30,8 @@ ROW = {
     "padded_tokens",
     "micro_batches",
     "stepped",
+    "oom_retries",
+    "micro_batch_limit",
     "data_seconds",
     "seconds",
 }

@@ -1,8 +1,10 @@
 """Windows: one process's share of an effective batch, collated, on its way to the device."""
 
 import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -62,6 +64,72 @@ def count(micro_batches: Sequence[Batch]) -> tuple[int, int, int]:
     return examples, sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks)
 
 
+def shape_of(batch: Batch) -> tuple[int, int, int]:
+    """(rows, tokens of the longest row with its padding, tokens of all with their padding)."""
+    if "packing" in batch:
+        packing = batch["packing"]
+        return len(packing.first), max(length for _, length, _ in packing.rectangles), packing.mask.numel()
+    rows = len(next(iter(batch.values())))
+    mask = batch.get("attention_mask")
+    length = 1 if mask is None else mask.shape[1]
+    return rows, length, rows * length
+
+
+def split(batch: Batch, max_tokens: int) -> list[Batch]:
+    """The same rows in order in several batches of at most so many padded tokens, or of a single row.
+
+    Tensors are views. Columns on the right that are padding in all rows of a part are left out.
+    """
+    if "packing" in batch:
+        return _split_packed(batch, max_tokens)
+    rows, length, _ = shape_of(batch)
+    parts = -(-rows // max(1, max_tokens // length))
+    bounds = [rows * part // parts for part in range(parts + 1)]
+    return [_trimmed(batch, start, stop) for start, stop in pairwise(bounds)]
+
+
+def _trimmed(batch: Batch, start: int, stop: int) -> Batch:
+    part = {name: value[start:stop] for name, value in batch.items()}
+    mask = part.get("attention_mask")
+    if mask is None:
+        return part
+    used = mask.any(dim=0).nonzero()
+    width = int(used.max()) + 1 if len(used) else mask.shape[1]
+    of_tokens = [name for name, value in part.items() if _is_of_tokens(name, value, mask.shape[1])]
+    return {**part, **{name: part[name][:, :width] for name in of_tokens}}
+
+
+def _is_of_tokens(name: str, value: torch.Tensor, length: int) -> bool:
+    """Whether a tensor has a column for each token. Labels of rows may happen to be as many, but are no integers."""
+    return value.ndim > 1 and value.shape[1] == length and not (name == "labels" and value.is_floating_point())
+
+
+def _split_packed(batch: Batch, max_tokens: int) -> list[Batch]:
+    packing = batch["packing"]
+    widths = [length for rows, length, _ in packing.rectangles for _ in range(rows)]
+    owner = [number for number, (rows, _, _) in enumerate(packing.rectangles) for _ in range(rows)]
+    bounds, tokens = [0], 0
+    for row, width in enumerate(widths):
+        if tokens + width > max_tokens and row > bounds[-1]:
+            bounds.append(row)
+            tokens = 0
+        tokens += width
+    ends = [0, *np.cumsum(widths).tolist()]
+    parts: list[Batch] = []
+    for start, stop in pairwise([*bounds, len(widths)]):
+        chain = slice(ends[start], ends[stop])
+        rectangles = tuple(
+            (len(list(same)), *packing.rectangles[number][1:]) for number, same in groupby(owner[start:stop])
+        )
+        part = {name: value[:, chain] for name, value in batch.items() if name not in ("packing", "labels")}
+        first = packing.first[start:stop] - ends[start]
+        part["packing"] = replace(packing, rectangles=rectangles, first=first, mask=packing.mask[chain])
+        if "labels" in batch:
+            part["labels"] = batch["labels"][start:stop]
+        parts.append(part)
+    return parts
+
+
 def lengths_of(dataset: Any) -> np.ndarray:
     """(rows,) tokens of each row, from the column "length"; without it all count alike."""
     if "length" not in dataset.column_names:
@@ -91,13 +159,9 @@ class WindowDataset(Dataset[Window]):
         placeholders = frozenset(number for number, pieces in enumerate(micro_batches) if not len(pieces[0]))
         batches, rows = [], []
         for number, pieces in enumerate(micro_batches):
-            if number in placeholders:
-                pieces = [self.plan.shortest(step)]
-            examples = np.concatenate(pieces).tolist()
-            columns = self.dataset[examples]
-            rows.append(columns.pop("row", examples))
-            sizes = [list(map(len, pieces))] if self.plan.packed else []
-            batches.append(self.collate(columns, *sizes))
+            batch, numbers = self._collated([self.plan.shortest(step)] if number in placeholders else pieces)
+            batches.append(batch)
+            rows.append(numbers)
         return Window(
             micro_batches=batches,
             rows=rows,
@@ -107,6 +171,19 @@ class WindowDataset(Dataset[Window]):
             # Here, while the tensors are on the CPU: on a GPU each count would wait for the device.
             counts=count([batch for number, batch in enumerate(batches) if number not in placeholders]),
         )
+
+    def largest(self) -> Window:
+        """A window of one micro-batch, the largest that a step could have: what needs most memory."""
+        batch, rows = self._collated(self.plan.largest())
+        return Window([batch], [rows], seed=self.plan.plan.seed)
+
+    def _collated(self, pieces: list[np.ndarray]) -> tuple[Batch, list[int]]:
+        """A micro-batch of these rectangles, and the row numbers of its examples."""
+        examples = np.concatenate(pieces).tolist()
+        columns = self.dataset[examples]
+        rows = columns.pop("row", examples)
+        sizes = [list(map(len, pieces))] if self.plan.packed else []
+        return self.collate(columns, *sizes), rows
 
     def loader(self, start: int = 0, num_workers: int = 0, pin_memory: bool = False) -> DataLoader[Window]:
         """The windows from step `start` on, in order. Not for `accelerator.prepare`: the plan has sharded them."""
@@ -120,7 +197,14 @@ class WindowDataset(Dataset[Window]):
             collate_fn=_as_it_is,
             num_workers=num_workers,
             pin_memory=pin_memory,
+            worker_init_fn=_leave_signals_to_the_run,
         )
+
+
+def _leave_signals_to_the_run(worker: int) -> None:
+    """A launcher signals a whole process group; the workers must live until the run has saved its checkpoint."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _as_it_is(window: Any) -> Any:

@@ -1,0 +1,181 @@
+"""The state of a run: all that its next step depends on, in the files of a checkpoint.
+
+    model.safetensors, config.json, tokenizer files     as `from_pretrained` reads them
+    optimizer.pt                                         the optimizer's and other objects' tensors
+    state.json                                           the step, the scaler, the counters, versions
+    recipe.yaml                                          the resolved recipe
+
+The order of examples and the random numbers of a step are functions of the seed and the step: nothing of them is here.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast, broadcast_object_list
+from torch import distributed
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils._pytree import tree_map
+
+from accumft.errors import UserError
+from accumft.outputs import load_weights, save_recipe, to_json, write_model
+
+ResultT = TypeVar("ResultT")
+
+
+@dataclass(slots=True)
+class Progress:
+    """What of a run's state is neither weights nor optimizer."""
+
+    step: int = 0
+    """Completed optimizer steps."""
+    pending_evaluation: bool = False
+    """Whether the evaluation that is due at this step is still to be made."""
+    best_metric: str = ""
+    best_value: float | None = None
+    best_step: int | None = None
+    """Of the best evaluated model."""
+    evaluations_without_gain: int = 0
+    stop_reason: str | None = None
+    tokens: int = 0
+    examples: int = 0
+    training_seconds: float = 0.0
+    data_seconds: float = 0.0
+    run_id: str = ""
+    """Names the run to trackers, over all its restarts."""
+    fingerprint: dict[str, Any] = field(default_factory=dict)
+    """Of the data."""
+    num_processes: int = 1
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def save_state(
+    folder: Path,
+    accelerator: Accelerator,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    processor: Any,
+    progress: Progress,
+    recipe_values: Mapping[str, Any],
+    stateful: Mapping[str, Any],
+) -> None:
+    """Writes the files of a checkpoint into an empty folder, on one process."""
+    write_model(accelerator.unwrap_model(model), processor, folder)
+    tensors = {
+        "optimizer": optimizer.state_dict()["state"],
+        "stateful": {name: thing.state_dict() for name, thing in stateful.items()},
+    }
+    torch.save(tensors, folder / "optimizer.pt")
+    scaler = None if accelerator.scaler is None else accelerator.scaler.state_dict()
+    (folder / "state.json").write_text(to_json({**asdict(progress), "scaler": scaler}, indent=1), encoding="utf-8")
+    save_recipe(recipe_values, folder / "recipe.yaml")
+
+
+def read_progress(checkpoint: Path) -> Progress:
+    """The progress that a whole checkpoint holds."""
+    values = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+    values.pop("scaler")
+    return Progress(**values)
+
+
+def load_state(
+    checkpoint: Path | None,
+    accelerator: Accelerator,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: LambdaLR,
+    stateful: Mapping[str, Any],
+) -> Progress:
+    """Takes over a checkpoint on all processes; the learning rate and its like stay the recipe's own.
+
+    Args:
+        checkpoint: whole; only the first process reads it, since the others may be on machines that do not see it.
+
+    Raises:
+        UserError: its model or optimizer is another one, on every process. Nothing was changed.
+    """
+    bare = accelerator.unwrap_model(model)
+
+    def read() -> tuple[Progress, Any, Any]:
+        assert checkpoint is not None
+        tensors = torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
+        _check_optimizer(checkpoint, optimizer, tensors["optimizer"])
+        if tensors["stateful"].keys() != stateful.keys():
+            raise UserError(f"{checkpoint}: holds the state of {sorted(tensors['stateful'])}, not {sorted(stateful)}")
+        values = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
+        load_weights(bare, checkpoint)
+        return read_progress(checkpoint), values["scaler"], tensors
+
+    progress, scaler, tensors = on_main(accelerator, read)
+    if accelerator.num_processes > 1:
+        broadcast(list(bare.state_dict().values()))
+    state = optimizer.state_dict()
+    optimizer.load_state_dict({**state, "state": tensors["optimizer"]})
+    for name, thing in stateful.items():
+        thing.load_state_dict(tensors["stateful"][name])
+    if scaler is not None and accelerator.scaler is not None:
+        accelerator.scaler.load_state_dict(scaler)
+    # The learning rate is a function of the step: what the recipe now says of it holds from here on.
+    scheduler.last_epoch = progress.step
+    for group, base in zip(optimizer.param_groups, scheduler.base_lrs, strict=True):
+        group["lr"] = base * scheduler.lr_lambdas[0](progress.step)
+    return progress
+
+
+def on_main(accelerator: Accelerator, make: Callable[[], ResultT]) -> ResultT:
+    """What `make` returns on the first process, on every process; a `UserError` that it raises, every process raises.
+
+    Tensors in it travel as tensors.
+    """
+    if accelerator.num_processes == 1:
+        return make()
+    payload: list[Any] = [None, None]
+    result: Any = None
+    if accelerator.is_main_process:
+        try:
+            result = make()
+            payload = [None, tree_map(_shape_of, result)]
+        except UserError as error:
+            payload = [str(error), None]
+    broadcast_object_list(payload)
+    if payload[0] is not None:
+        raise UserError(payload[0])
+    if not accelerator.is_main_process:
+        result = tree_map(
+            lambda leaf: torch.empty(leaf.size, dtype=leaf.dtype) if isinstance(leaf, _Shape) else leaf, payload[1]
+        )
+    return tree_map(lambda leaf: _broadcast(leaf, accelerator) if isinstance(leaf, torch.Tensor) else leaf, result)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    size: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _shape_of(leaf: Any) -> Any:
+    return _Shape(tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _broadcast(tensor: torch.Tensor, accelerator: Accelerator) -> torch.Tensor:
+    sent = tensor.to(accelerator.device)
+    distributed.broadcast(sent, 0)
+    return sent.to(tensor.device)
+
+
+def _check_optimizer(checkpoint: Path, optimizer: torch.optim.Optimizer, saved: Mapping[int, Any]) -> None:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, state in saved.items():
+        sizes = {tuple(v.shape) for v in state.values() if isinstance(v, torch.Tensor) and v.ndim} if state else set()
+        if index >= len(parameters):
+            raise UserError(f"{checkpoint}: of a model with more parameters; resume with the recipe it was made by")
+        own = tuple(parameters[index].shape)
+        if own not in sizes and sizes and len(own) == max(map(len, sizes)):
+            raise UserError(
+                f"{checkpoint}: its model has a parameter of {sizes.pop()} where this one has {own}; resume with the "
+                "recipe it was made by"
+            )
