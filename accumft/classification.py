@@ -68,6 +68,9 @@ def check_fields(recipe: Any) -> None:
         refuse_unused(recipe, ("focal_gamma",), f"--loss {recipe.loss}")
     if not recipe.report_to:
         refuse_unused(recipe, ("run_name",), "no tracker (--report_to)")
+    elif Path(recipe.run_name).is_absolute() or ".." in Path(recipe.run_name).parts:
+        # Trackers that keep files join it to the output folder.
+        raise UserError(f"--run_name {recipe.run_name!r}: names a folder outside --output_dir; leave out the path")
     check_output_dir(
         recipe.output_dir, (recipe.train_file, recipe.validation_file, recipe.test_file, recipe.model_name_or_path)
     )
@@ -226,11 +229,14 @@ def _without_folders(name: str, value: Any) -> Any:
 
 def _note_single_prediction(found: Scores, names: Sequence[str], problem_type: str, split: str) -> None:
     """Says so where a classifier has learnt nothing but one class."""
+    from accumft.report.text import printable
+
     if problem_type == "single_label_classification":
         predictions = predict_labels(problem_type, found.probabilities)
         if len(np.unique(predictions)) == 1 and len(np.unique(found.references)) > 1:
+            name = printable(names[int(predictions[0])])
             print(
-                f'note: every row of {split} is predicted as "{names[int(predictions[0])]}": the model has learnt '
+                f'note: every row of {split} is predicted as "{name}": the model has learnt '
                 "nothing yet; try more steps or another --learning_rate"
             )
 

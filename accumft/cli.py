@@ -14,6 +14,7 @@ from typing import Any, TypeVar, get_type_hints
 from accumft.errors import EmptyWindowError, NonFiniteLossError, NotEnoughMemoryError, OutputError, UserError
 from accumft.ranks import lost_rank
 from accumft.recipe import TrainingRecipe
+from accumft.report.text import printable
 
 RecipeT = TypeVar("RecipeT", bound=TrainingRecipe)
 
@@ -124,9 +125,9 @@ def main(run: Callable[[RecipeT], Any], recipe_class: type[RecipeT], args: Seque
             # Every process finds the same mistake, and the first one says it; its launcher then ends the others. Only
             # a mistake of this process alone, such as a file missing on one node, is still to be told after a while.
             time.sleep(5)
-            print(f"error (process {rank}): {error}", file=sys.stderr, flush=True)
+            print(f"error (process {rank}): {printable(str(error))}", file=sys.stderr, flush=True)
         else:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            print(f"error: {printable(str(error))}", file=sys.stderr, flush=True)
         sys.exit(2 if isinstance(error, UserError) else 1)
     except RuntimeError:
         # Another process has died, as this one has said: its own error only follows.

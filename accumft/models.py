@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import pickle
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -63,8 +64,10 @@ def load_sequence_classifier(
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # at files that are damaged or of another kind, it raises whatever comes
         raise _load_error(model_name_or_path, error) from error
+    # A classifier has no use for them, and their names, which the model folder chooses, would become file names.
+    tokenizer.chat_template = None
     config.num_labels = len(id2label)
     config.id2label = id2label
     config.label2id = {name: index for index, name in id2label.items()}
@@ -76,15 +79,13 @@ def load_sequence_classifier(
             model = AutoModelForSequenceClassification.from_pretrained(
                 path, config=config, dtype=torch.float32, trust_remote_code=trust_remote_code
             )
-    except RuntimeError as error:
+    except Exception as error:  # a pickle that would run code (UnpicklingError), a file that ends too soon, …
         if "size mismatch" not in str(error) and "mismatched" not in str(error):
-            raise
+            raise _load_error(model_name_or_path, error) from error
         raise UserError(
             f'--model_name_or_path "{model_name_or_path}": its weights do not fit its config.json with '
             f"{len(id2label)} labels; it was probably fine-tuned for other labels: give the model it came from"
         ) from error
-    except (OSError, ValueError) as error:
-        raise _load_error(model_name_or_path, error) from error
     return model, tokenizer
 
 
@@ -105,6 +106,18 @@ def without_progress_bars() -> Iterator[None]:
 def _load_error(name: str, error: Exception) -> UserError:
     remedy = PACKAGE_REMEDY.get(name, "")
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if isinstance(error, pickle.UnpicklingError):
+        reason = "its pickle holds more than weights, such as code that would run"
+    if "custom code" in str(error):
+        return UserError(
+            f'--model_name_or_path "{name}": not loaded: it brings custom code, which is run only where you ask for it '
+            "by --trust_remote_code, once you have read it"
+        )
+    if Path(name).is_dir():
+        return UserError(
+            f'--model_name_or_path "{name}": not loaded ({reason}). A file in it is damaged or of another kind: give '
+            "another folder"
+        )
     return UserError(
         f'--model_name_or_path "{name}": not loaded ({reason}). It is neither a model folder here nor to be had from '
         f"the hub now: {remedy}a network brings it from the hub, and --from_scratch needs no weights"

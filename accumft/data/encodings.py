@@ -22,10 +22,12 @@ def likely_encodings(data: bytes) -> list[str]:
     """
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return _those_that_decode(data, ["utf-16"])
-    if b"\0" in data:
+    utf_8 = _those_that_decode(data, ["utf-8"])
+    # A stray NUL is no sign of UTF-16, which has one beside each Latin letter.
+    if b"\0" in data and (not utf_8 or 5 * data.count(0) > len(data)):
         big_endian = data[:_SAMPLE:2].count(0) > data[1:_SAMPLE:2].count(0)
         return _those_that_decode(data, ["utf-16-be" if big_endian else "utf-16-le"])
-    if utf_8 := _those_that_decode(data, ["utf-8"]):
+    if utf_8:
         return utf_8
     scores = {name: _plausibility(data, name) for name in _those_that_decode(data, [*_COMMON, "cp1252"])}
     best = max(scores.values(), default=0.0)

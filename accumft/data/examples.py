@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from accumft.data.files import ROW_COLUMN, ROWS_AT_ONCE, cells_of, to_dataset, unmapped
+from accumft.data.files import ROW_COLUMN, ROWS_AT_ONCE, cells_of, first_invalid, to_dataset, unmapped
 from accumft.data.labels import LabelCells, ProblemType, is_missing
+from accumft.data.text_files import one_line
 from accumft.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 
 _CHUNK = 100_000  # rows of an Arrow array: one may not hold 2 GiB of text
 ROWS_COPIED = 100_000  # a few 10 MB of text
+# White space, and what shows as nothing: control characters, zero-width spaces, direction marks, the byte order mark.
+_BLANKS = [(0x00, 0x20), (0x7F, 0xA0), (0xAD,), (0x61C,), (0x1680,), (0x180E,), (0x2000, 0x200F), (0x2028, 0x202F)]
+_BLANKS += [(0x205F, 0x206F), (0x3000,), (0xFEFF,)]
+_INVISIBLE = "".join(chr(code) for block in _BLANKS for code in range(block[0], block[-1] + 1))
 
 
 class ClassificationRecipe(Protocol):
@@ -75,11 +81,11 @@ class Examples:
 def read_examples(table: datasets.Dataset, source: str, recipe: ClassificationRecipe, notes: list[str]) -> Examples:
     """The rows of a table that have texts and labels; the others are an error, or skipped with a note."""
     n = len(table)
-    rows: Sequence[int] = _values(table, ROW_COLUMN) if ROW_COLUMN in table.column_names else range(1, n + 1)
-    labels = {name: _values(table, name) for name in recipe.label_column}
+    rows: Sequence[int] = list(cells_of(table, ROW_COLUMN)) if ROW_COLUMN in table.column_names else range(1, n + 1)
+    labels = {name: _labels(table, name, rows, source) for name in recipe.label_column}
     bad: dict[str, list[int]] = {}
     for name in recipe.text_column:
-        blank = [i for i, text in enumerate(cells_of(table, name)) if not text or text.isspace()]
+        blank = [i for i, text in enumerate(cells_of(table, name)) if not text or not text.strip(_INVISIBLE)]
         bad[f"an empty text in {name!r}"] = blank
     for name, column in labels.items():
         bad[f"no label in {name!r}"] = [i for i, cell in enumerate(column) if is_missing(cell, recipe.label_delimiter)]
@@ -101,7 +107,10 @@ def read_examples(table: datasets.Dataset, source: str, recipe: ClassificationRe
 
 
 def check_columns(table: datasets.Dataset, source: str, recipe: ClassificationRecipe) -> None:
-    """Raises unless the table has rows, the columns that the recipe names, and texts where texts must be."""
+    """Raises unless the table has rows, the columns that the recipe names, and what can be read in them."""
+    import datasets
+    import pyarrow as pa
+
     there = [name for name in table.column_names if name != ROW_COLUMN]
     for flag, wanted in (("text_column", recipe.text_column), ("label_column", recipe.label_column)):
         for name in wanted:
@@ -109,8 +118,10 @@ def check_columns(table: datasets.Dataset, source: str, recipe: ClassificationRe
                 nearness = {c: difflib.SequenceMatcher(None, name.casefold(), c.casefold()[:40]).ratio() for c in there}
                 nearest = sorted(there, key=lambda column: -nearness[column])
                 listed = ", ".join(f"{column[:40]!r}" for column in nearest[:20]) + (", …" if len(there) > 20 else "")
+                if same := [c for c in there if unicodedata.normalize("NFC", c) == unicodedata.normalize("NFC", name)]:
+                    listed = f"{same[0]!a}, the same letters in another Unicode form: give it in that form"
                 raise UserError(
-                    f"{source}: has no column {name!r} (--{flag}); its columns: {listed} "
+                    f"{source}: has no column {name!r} (--{flag}); its columns: {listed or 'none, it has no columns'} "
                     "(for a file without a header line: --column_names)"
                 )
     if not len(table):
@@ -119,6 +130,22 @@ def check_columns(table: datasets.Dataset, source: str, recipe: ClassificationRe
         kind = getattr(table.features[name], "dtype", type(table.features[name]).__name__.lower())
         if kind not in ("string", "large_string", "string_view", "null") or hasattr(table.features[name], "names"):
             raise UserError(f"{source}: {name!r} (--text_column) holds values of type {kind}, not texts")
+    for name in recipe.label_column:
+        # A picture would be opened, from wherever the file says that it lies.
+        if datasets.features.features.require_decoding(table.features[name]):
+            kind = type(table.features[name]).__name__.lower()
+            raise UserError(f"{source}: {name!r} (--label_column) holds values of type {kind}, not labels")
+    own = table.data.column(ROW_COLUMN) if ROW_COLUMN in table.column_names else None
+    if own is not None and (own.type != pa.int64() or own.null_count):
+        raise UserError(f"{source}: {ROW_COLUMN!r} is the name of accumft's own column of row numbers: rename it")
+    for name in (*recipe.text_column, *recipe.label_column):
+        try:
+            table.data.column(name).validate(full=True)  # Arrow takes any bytes for UTF-8 until they are looked at
+        except pa.ArrowException as error:
+            row = first_invalid(table.data.column(name)) + 1
+            raise UserError(
+                f"{source}, row {row}: {name!r} is damaged ({one_line(error)}): write the file anew"
+            ) from error
 
 
 def labels_are_hidden(table: datasets.Dataset, recipe: ClassificationRecipe) -> bool:
@@ -126,14 +153,24 @@ def labels_are_hidden(table: datasets.Dataset, recipe: ClassificationRecipe) -> 
     import datasets
 
     return all(
-        isinstance(table.features[name], datasets.ClassLabel) and set(_values(table, name)) == {None}
+        isinstance(table.features[name], datasets.ClassLabel)
+        and all(cell is None or cell < 0 for cell in cells_of(table, name))
         for name in recipe.label_column
     )
 
 
-def _values(table: datasets.Dataset, name: str) -> list[Any]:
-    """The cells of a column; classes by their names, None where there is none (-1)."""
+def _labels(table: datasets.Dataset, name: str, rows: Sequence[int], source: str) -> list[Any]:
+    """The cells of a label column; classes by their names, None where there is none (-1)."""
     import datasets
+
+    def named(i: int, number: int | None, names: Sequence[str], none: int | None) -> str | None:
+        if number is None or number == none:
+            return None
+        if not 0 <= number < len(names):
+            raise UserError(
+                f"{source}, row {rows[i]}: {name!r} is class {number}, but the file names {len(names)}: correct it"
+            )
+        return names[number]
 
     known: dict[str, str] = {}  # a label's text is kept once, not once a row
     values: list[Any] = [
@@ -141,10 +178,10 @@ def _values(table: datasets.Dataset, name: str) -> list[Any]:
     ]
     feature = table.features[name]
     if isinstance(feature, datasets.ClassLabel):
-        return [None if value is None or value < 0 else feature.names[value] for value in values]
+        return [named(i, value, feature.names, none=-1) for i, value in enumerate(values)]
     inner = getattr(feature, "feature", None)
     if isinstance(inner, datasets.ClassLabel):
-        return [None if value is None else [inner.names[i] for i in value] for value in values]
+        return [cell and [named(i, number, inner.names, none=None) for number in cell] for i, cell in enumerate(values)]
     return values
 
 

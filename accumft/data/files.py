@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import stat
+import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from accumft.data.json_files import read_json
-from accumft.data.text_files import DELIMITERS, DelimitedFile
+from accumft.data.text_files import DELIMITERS, DelimitedFile, one_line
 from accumft.errors import UserError
 
 if TYPE_CHECKING:
@@ -64,7 +66,7 @@ def read_table(
     Raises:
         UserError: The file cannot be read, or a row of it is malformed.
     """
-    path = os.path.expanduser(path)
+    path = checked_path(path)
     if os.path.isdir(path):
         splits = read_folder(path)
         if len(splits) > 1:
@@ -81,23 +83,30 @@ def read_table(
     twice = [name for name in dict.fromkeys(table.column_names) if table.column_names.count(name) > 1]
     if twice:
         raise UserError(f"{path}: several columns are named {twice[0]!r}: rename them")
+    if cut := [name for name in table.column_names if "\0" in name]:
+        raise UserError(f"{path}: the name of the column {cut[0]!r} holds a NUL, at which it would be cut: rename it")
     if ROW_COLUMN not in table.column_names:
         table = table.append_column(ROW_COLUMN, [range(1, table.num_rows + 1)])
-    return to_dataset(table)
+    try:
+        return to_dataset(table)
+    except Exception as error:  # what datasets raises at types and metadata of Parquet that it does not know
+        raise UserError(f"{path}: {_why_no_dataset(table)} ({one_line(error)})") from error
 
 
 def read_folder(path: str) -> dict[str, datasets.Dataset]:
     """The splits that `save_to_disk` wrote into a folder; of a single Dataset: {"train": it}. Rows as in read_table."""
     import datasets
 
-    path = os.path.expanduser(path)
+    path = checked_path(path)
     if not is_saved_dataset(path):
         raise UserError(f"{path}: a folder, but not one written by datasets' save_to_disk: give a file")
     try:
         saved = datasets.load_from_disk(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
+    except Exception as error:  # at files of another shape it raises whatever comes: a KeyError, a TypeError
+        raise UserError(f"{path}: cannot be read ({one_line(error)}): save the data set anew") from error
     splits = {"train": saved} if isinstance(saved, datasets.Dataset) else dict(saved)
+    if not splits:
+        raise UserError(f"{path}: holds no splits")
     return {name: with_row_numbers(split) for name, split in splits.items()}
 
 
@@ -114,14 +123,18 @@ def with_row_numbers(dataset: datasets.Dataset) -> datasets.Dataset:
     return dataset.add_column(ROW_COLUMN, list(range(1, len(dataset) + 1)))
 
 
-def one_line(error: Exception) -> str:
-    """The first line of an error's message."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def checked_path(path: str) -> str:
+    """A path with ~ spelled out; an error unless messages, which are one line, can name it."""
+    if any(unicodedata.category(c) in ("Cc", "Zl", "Zp") for c in path):
+        raise UserError(f"{path!r}: a line end or a control character is in this name: rename the file")
+    return os.path.expanduser(path)
 
 
 def _check_file(path: str) -> str:
     """The file's suffix in lower case, once the file is known to be readable and of the kind that its name says."""
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would be waited for, perhaps for ever
+            raise UserError(f"{path}: not a regular file but a pipe or a device: save its content as a file")
         with open(path, "rb") as file:
             start = file.read(8)
     except FileNotFoundError:
@@ -164,6 +177,21 @@ def numbers_of(dataset: datasets.Dataset, name: str) -> np.ndarray:
     return np.concatenate(blocks) if blocks else np.zeros(0)
 
 
+def first_invalid(column: pa.ChunkedArray) -> int:
+    """Index of the first cell that is no valid value of the column's type, by bisection."""
+    import pyarrow as pa
+
+    valid, invalid = 0, len(column)  # column[:valid] is valid, column[:invalid] is not
+    while invalid - valid > 1:
+        middle = (valid + invalid) // 2
+        try:
+            column.slice(0, middle).validate(full=True)
+            valid = middle
+        except pa.ArrowException:
+            invalid = middle
+    return valid
+
+
 def blocks_of(dataset: datasets.Dataset) -> Iterator[pa.Table]:
     """The rows as Arrow tables of ROWS_AT_ONCE.
 
@@ -204,9 +232,19 @@ def _read_parquet(path: str) -> pa.Table:
 
     try:
         table = pq.ParquetFile(path).read()
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path}: not a readable Parquet file ({one_line(error)})") from error
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        raise UserError(f"{path}: not a readable Parquet file ({one_line(error)}): write it anew") from error
     for i, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):  # pandas' categories, which datasets does not know
             table = table.set_column(i, field.name, table.column(i).cast(field.type.value_type))
     return table
+
+
+def _why_no_dataset(table: pa.Table) -> str:
+    """What of a table `datasets` cannot take, and the remedy."""
+    for field in table.schema:
+        try:
+            to_dataset(table.select([field.name]).replace_schema_metadata(None))
+        except Exception:
+            return f"{field.name!r} is of the type {str(field.type)[:80]}, which datasets lacks: leave this column out"
+    return "its metadata do not fit its columns: write it anew, without those of datasets"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from accumft.data.checks import check_training_labels, note_repeated_texts
 from accumft.data.draw import draw_rows, hold_out
 from accumft.data.examples import (
     ClassificationRecipe,
@@ -18,8 +19,9 @@ from accumft.data.examples import (
     read_examples,
     to_classification_dataset,
 )
-from accumft.data.files import is_saved_dataset, one_line, read_folder, read_table, with_row_numbers
+from accumft.data.files import checked_path, is_saved_dataset, read_folder, read_table, with_row_numbers
 from accumft.data.labels import LabelSpec, encode_labels, infer_labels
+from accumft.data.text_files import one_line
 from accumft.errors import UserError
 from accumft.recipe import TableRecipe
 
@@ -64,6 +66,8 @@ def read_splits(recipe: TableRecipe) -> dict[str, datasets.Dataset]:
     """
     files = {"train": recipe.train_file, "validation": recipe.validation_file, "test": recipe.test_file}
     given = {split: path for split, path in files.items() if path is not None}
+    if nameless := [split for split, path in given.items() if not path.strip()]:
+        raise UserError(f"--{nameless[0]}_file {given[nameless[0]]!r}: names no file; name one, or leave out the flag")
     if recipe.dataset_name is not None:
         if given:
             raise UserError(f"--dataset_name and --{next(iter(given))}_file are both given: give one of them")
@@ -119,8 +123,8 @@ def load_classification_data(
     train, delimiter = examples["train"], recipe.label_delimiter
     labels = infer_labels(train.cells, label_delimiter=delimiter, problem_type=recipe.problem_type)
     encoded = {split: encode_labels(e.cells, labels, label_delimiter=delimiter) for split, e in examples.items()}
-    _check_training_labels(train, labels, encoded["train"], recipe.problem_type is not None, notes)
-    _note_repeated_texts(examples, labels, encoded["train"], notes)
+    check_training_labels(train, labels, encoded["train"], recipe.problem_type is not None, notes)
+    note_repeated_texts(examples, labels, encoded["train"], notes)
 
     chosen = {split: np.arange(len(e)) for split, e in examples.items()}
     if "validation" not in examples and recipe.validation_split != 0:
@@ -198,12 +202,12 @@ def _about_held_out(train: Examples, held_out: np.ndarray) -> str:
 def _of_hub(name: str, config: str | None) -> dict[str, datasets.Dataset]:
     import datasets
 
-    path = os.path.expanduser(name)
+    path = checked_path(name)
     if is_saved_dataset(path):
         return _by_split(read_folder(path), name)
     try:
         found = datasets.load_dataset(path if os.path.exists(path) else name, config)
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+    except Exception as error:  # its readers of files raise whatever comes
         remedy = "; without a network, give files (--train_file)" if isinstance(error, ConnectionError) else ""
         raise UserError(f"--dataset_name {name}: {one_line(error)}{remedy}") from error
     return _by_split({split: with_row_numbers(table) for split, table in found.items()}, name)
@@ -219,61 +223,3 @@ def _by_split(found: Mapping[str, datasets.Dataset], source: str, needed: str = 
     if needed not in splits:
         raise UserError(f"{source}: has no split {needed!r}; its splits: {', '.join(found)}")
     return splits
-
-
-def _check_training_labels(
-    train: Examples, labels: LabelSpec, encoded: np.ndarray, problem_type_given: bool, notes: list[str]
-) -> None:
-    source, n = train.cells.source, len(train)
-    columns = ", ".join(map(repr, train.cells.columns))
-    if labels.problem_type == "single_label_classification":
-        if labels.num_labels == 1:
-            raise UserError(f"{source}: every row has the label {labels.names[0]!r} in {columns}: nothing to learn")
-        if (
-            labels.num_labels > 5
-            and not problem_type_given
-            and all(name.lstrip("-").isdigit() for name in labels.names)
-        ):
-            notes.append(
-                f"{source}: {columns} holds whole numbers, so these are {labels.num_labels} classes; if they are "
-                "amounts: --problem_type regression"
-            )
-        if labels.num_labels == n > 20 and not problem_type_given:
-            raise UserError(
-                f"{source}: no two of its {n} rows have the same label in {columns}: is --label_column right? "
-                "If it holds numbers to predict: --problem_type regression"
-            )
-    elif labels.problem_type == "multi_label_classification":
-        without = int((encoded.sum(axis=1) == 0).sum())
-        if without:
-            notes.append(f"{source}: {without} of {n} rows have none of the {labels.num_labels} labels")
-        if never := [name for name, count in zip(labels.names, encoded.sum(axis=0), strict=True) if not count]:
-            notes.append(f"{source}: no row has the label {', '.join(map(repr, never))}")
-    elif not problem_type_given:
-        notes.append(
-            f"{source}: {columns} holds numbers, so this is a regression; if they are names of classes: "
-            "--problem_type single_label_classification"
-        )
-
-
-def _note_repeated_texts(
-    examples: Mapping[str, Examples], labels: LabelSpec, encoded: np.ndarray, notes: list[str]
-) -> None:
-    train = examples["train"]
-    first: dict[bytes, int] = {}
-    contradicted = set()
-    for i, key in enumerate(train.comparable):
-        j = first.setdefault(key, i)
-        if j != i and (encoded[j] != encoded[i]).any():
-            contradicted.add(key)
-    if contradicted and labels.problem_type != "regression":
-        notes.append(
-            f"{train.cells.source}: texts that stand there several times with different labels: {len(contradicted)}"
-        )
-    for split, other in examples.items():
-        shared = sum(key in first for key in other.comparable) if split != "train" else 0
-        if shared:
-            notes.append(
-                f"{other.cells.source}: {shared} of {len(other)} rows have a text that is in "
-                f"{train.cells.source} too, so its score flatters"
-            )

@@ -24,6 +24,12 @@ _CHUNK = 2_000  # rows that stand in memory as Python strings before they go int
 _NO_LIMIT = 2**31 - 1  # of a cell's characters: what fits into a C long on every platform
 
 
+def one_line(error: Exception) -> str:
+    """The first line of an error's message, without what does not print."""
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return "".join(character if character.isprintable() else "\ufffd" for character in line)
+
+
 def lines_of(path: str, encoding: str) -> Iterator[str]:
     """The lines of a text file with their line ends, of any kind; a byte order mark is removed.
 
@@ -34,7 +40,9 @@ def lines_of(path: str, encoding: str) -> Iterator[str]:
     try:
         file = open(path, encoding=encoding, newline="")  # noqa: SIM115 (only what open itself raises is caught)
     except (LookupError, ValueError) as error:
-        raise UserError(f"--encoding {encoding}: {error}") from error
+        raise UserError(
+            f"--encoding {encoding!r}: {one_line(error)}; utf-8 and gb18030 are two that there are"
+        ) from error
     with file:
         if not _same_encoding(encoding, "utf-8") and is_utf_8(
             _bytes_of(path)
@@ -57,13 +65,15 @@ def wrong_encoding(path: str, encoding: str, delimited: DelimitedFile | None = N
     try:
         data.decode(encoding)
     except UnicodeDecodeError as error:
-        # An x stands for what cannot be decoded, so that its line and its row are there to be counted.
-        before = data[: error.start].decode(encoding, errors="ignore") + "x"
-        line = len(list(io.StringIO(before, newline="")))
-        place = f"{path}, line {line}" if delimited is None else f"{path}, {_place(delimited.last_row(before), line)}"
-        reason = f" (byte 0x{data[error.start]:02x})"
+        reason = f" (byte 0x{data[error.start]:02x})" if error.start < len(data) else f" ({error.reason})"
+        with contextlib.suppress(UnicodeError):  # some codecs, such as punycode, cannot leave out what they cannot read
+            # An x stands for what cannot be decoded, so that its line and its row are there to be counted.
+            before = data[: error.start].decode(encoding, errors="ignore") + "x"
+            line = len(list(io.StringIO(before, newline="")))
+            where = f"line {line}" if delimited is None else _place(delimited.last_row(before), line)
+            place = f"{path}, {where}"
     except UnicodeError as error:
-        reason = f" ({error})"
+        reason = f" ({one_line(error)})"
     likely = [name for name in likely_encodings(data) if not _same_encoding(name, encoding)]
     if is_damaged_utf_8(data):
         remedy = "nearly all the rest is UTF-8, so repair this place"
@@ -98,6 +108,11 @@ class DelimitedFile:
             raise UserError(f"--delimiter {self.delimiter!r}: must be one character, and no line end")
         if len(self.quotechar) > 1 or (self.quotechar and self.quotechar in f"\r\n{self.delimiter or ''}"):
             raise UserError(f"--quotechar {self.quotechar!r}: must be empty, or one character other than the delimiter")
+        try:
+            self._reader([], self.delimiter or self._candidates()[0])
+        except (TypeError, ValueError, csv.Error) as error:
+            flags = f"--delimiter {self.delimiter!r} --quotechar {self.quotechar!r}"
+            raise UserError(f"{flags}: cannot be read with ({one_line(error)}); give other characters") from error
 
     def read(self, encoding: str) -> pa.Table:
         """All rows, every column of texts; cells as they are written, names stripped of white space."""
@@ -171,10 +186,14 @@ class DelimitedFile:
         return csv.reader(lines, delimiter=delimiter, quotechar=self.quotechar or None, quoting=quoting, strict=strict)
 
     def _delimiter_of(self, first_line: str) -> str:
-        widths = {c: len(next(self._reader([first_line], c, strict=False), [])) for c in self.candidates}
+        candidates = self._candidates()
+        widths = {c: len(next(self._reader([first_line], c, strict=False), [])) for c in candidates}
         wanted = len(self.column_names)
         fitting = [c for c, width in widths.items() if (width == wanted if wanted else width > 1)]
-        return fitting[0] if fitting else self.candidates[0]
+        return fitting[0] if fitting else candidates[0]
+
+    def _candidates(self) -> str:
+        return self.candidates.replace(self.quotechar, "") if self.quotechar else self.candidates
 
 
 def _place(row: int, line: int) -> str:
