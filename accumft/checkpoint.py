@@ -77,14 +77,18 @@ def damage(path: Path) -> str | None:
         files = dict(manifest["files"])
         if manifest["format"] != _FORMAT:
             return f"its format {manifest['format']} is not known to this version of accumft"
+        if not path.name.endswith(name_of(manifest["step"])):
+            return f"it is the checkpoint of step {manifest['step']}"
     except FileNotFoundError:
         return f"it has no {MANIFEST}" if path.is_dir() else "there is no such folder"
     except OSError as error:
         return f"its {MANIFEST} cannot be read ({error.strerror})"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return f"its {MANIFEST} is damaged"
+    if not files:
+        return f"its {MANIFEST} names no files"
     for name, entry in files.items():
-        if Path(name).name != name:
+        if Path(name).name != name or name == ".." or "\0" in name:
             return f"its {MANIFEST} names a file outside of it"
         try:
             if not isinstance(entry, dict) or (path / name).stat().st_size != entry.get("size"):

@@ -108,6 +108,7 @@ class Keeper:
         step, problem = payload
         if problem is not None:
             raise OutputError(problem)
+        self.exported = step
         if step != progress.step and self.accelerator.num_processes > 1:
             # The other processes may be on machines that do not see this folder.
             broadcast(list(self.accelerator.unwrap_model(self.model).state_dict().values()))

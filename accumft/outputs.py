@@ -5,7 +5,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -96,22 +96,18 @@ def check_output_dir(output_dir: str, inputs: Iterable[str | None]) -> Path:
     return path
 
 
-def claim_output_dir(path: Path, goes_on: Callable[[], bool] = lambda: False) -> FileLock:
+def claim_output_dir(path: Path, goes_on: bool = False) -> FileLock:
     """Makes the folder and locks it; an earlier run in it is first renamed to the next free NAME-1, NAME-2, …
 
     Args:
-        goes_on: says, once nobody else has the folder, whether this run goes on with the earlier one in it.
+        goes_on: this run goes on with the earlier one in it, which stays where it is.
     """
     try:
         if (path / "recipe.yaml").exists():
             # Not while that run is still going on.
             lock = _lock(path)
-            try:
-                if goes_on():
-                    return lock
-            except BaseException:
-                lock.release()
-                raise
+            if goes_on:
+                return lock
             lock.release()
             number = 1
             while (aside := path.with_name(f"{path.name}-{number}")).exists():

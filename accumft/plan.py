@@ -6,9 +6,9 @@ in a step does not depend on the cut.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -125,6 +125,24 @@ def batch_sizes_of(recipe: TrainingRecipe, num_processes: int) -> BatchSizes:
         num_processes,
         recipe.max_tokens_per_micro_batch,
     )
+
+
+def resolved_values(recipe: TrainingRecipe, batch: BatchSizes, mixed_precision: Any) -> dict[str, Any]:
+    """The recipe by field name with what was resolved filled in, as YAML has it: it repeats the run on any number of
+    processes."""
+    by_steps = recipe.per_device_train_batch_size is None and recipe.gradient_accumulation_steps is not None
+    resolved = replace(
+        recipe,
+        effective_batch_size=batch.effective_batch_size,
+        # What "auto" found; what is unset stays so, and a flag for rows can take its place.
+        max_tokens_per_micro_batch=recipe.max_tokens_per_micro_batch and batch.max_tokens_per_micro_batch,
+        # One of the two follows from the other on whatever number of processes repeats the run.
+        per_device_train_batch_size=None if by_steps else batch.per_device_train_batch_size,
+        gradient_accumulation_steps=batch.gradient_accumulation_steps if by_steps else None,
+        mixed_precision=mixed_precision,
+        resume_from_checkpoint=None,
+    )
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(resolved).items()}
 
 
 def random_order(n: int, seed: int, stream: int = 0) -> np.ndarray:

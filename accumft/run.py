@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,19 +18,18 @@ from torch import distributed
 from torch.optim.lr_scheduler import LambdaLR
 
 from accumft.agreement import check_agreement, versions
-from accumft.checkpoint import FOLDER
 from accumft.compute import is_compiled, num_compilations
 from accumft.data.windows import Window, WindowDataset
-from accumft.errors import EmptyWindowError, NonFiniteLossError, NotEnoughMemoryError, UserError
+from accumft.errors import EmptyWindowError, NonFiniteLossError, NotEnoughMemoryError
 from accumft.keeping import Keeper
 from accumft.memory_limit import MemoryLimit
-from accumft.outputs import MetricsLog, claim_output_dir, save_recipe, to_json
-from accumft.plan import Plan
+from accumft.outputs import to_json
+from accumft.plan import Plan, resolved_values
 from accumft.ranks import RankWatch
 from accumft.recipe import TrainingRecipe
-from accumft.resume import Resumed, check_recipe, find_checkpoint, kind_of, resume, wants_to_resume
+from accumft.run_folder import RunFolder
 from accumft.signals import Interrupted, StopSignals
-from accumft.state import Progress, load_state, on_main, read_progress
+from accumft.state import Progress, load_state, on_main
 from accumft.step import StepResult
 
 Evaluate = Callable[[], dict[str, float]]
@@ -115,14 +114,11 @@ class Run:
         )
         self.memory = MemoryLimit()
         """What the run knows of its devices' memory, for `train_step`."""
-        self.history: list[dict[str, Any]] = []
         self._attempts = 0
         self._data_seconds = 0.0
         self._started = 0.0
         self._deadline = math.inf
-        self._logged: frozenset[tuple[int, str]] = frozenset()
-        self._log: MetricsLog | None = None
-        self._lock: Any = None
+        self._folder = RunFolder(self.output_dir)
         self._bar: Any = None
         self._open = ExitStack()
         self._signals = StopSignals()
@@ -138,30 +134,19 @@ class Run:
         return self.progress.step
 
     @property
+    def history(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl; on processes other than the first, empty."""
+        return self._folder.history
+
+    @property
     def saved_step(self) -> int | None:
-        """Step of the model in the output folder; on the first process."""
+        """Step of the model in the output folder, as far as this process knows."""
         return self.keeper.exported
 
     @property
     def recipe_values(self) -> dict[str, Any]:
-        """The recipe by field name with what was resolved filled in, as YAML has it: it repeats the run on any number
-        of processes."""
-        batch = self.plan.batch
-        by_steps = (
-            self.recipe.per_device_train_batch_size is None and self.recipe.gradient_accumulation_steps is not None
-        )
-        resolved = replace(
-            self.recipe,
-            effective_batch_size=batch.effective_batch_size,
-            # What "auto" found; what is unset stays so, and a flag for rows can take its place.
-            max_tokens_per_micro_batch=self.recipe.max_tokens_per_micro_batch and batch.max_tokens_per_micro_batch,
-            # One of the two follows from the other on whatever number of processes repeats the run.
-            per_device_train_batch_size=None if by_steps else batch.per_device_train_batch_size,
-            gradient_accumulation_steps=batch.gradient_accumulation_steps if by_steps else None,
-            mixed_precision=self.accelerator.mixed_precision,
-            resume_from_checkpoint=None,
-        )
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(resolved).items()}
+        """The resolved recipe by field name, as recipe.yaml has it."""
+        return resolved_values(self.recipe, self.plan.batch, self.accelerator.mixed_precision)
 
     def __enter__(self) -> "Run":
         from tqdm.auto import tqdm
@@ -172,7 +157,7 @@ class Run:
             stack.enter_context(RankWatch(self.accelerator))
             stack.enter_context(self._signals)
             stack.callback(self._close)
-            self._resume()
+            self._start()
             if self.recipe.report_to:
                 arguments = {"wandb": {"id": self.progress.run_id, "resume": "allow"}}
                 self.accelerator.init_trackers(self.recipe.run_name, _flat(self.recipe), arguments)
@@ -199,73 +184,28 @@ class Run:
     def _close(self) -> None:
         if self._bar is not None:
             self._bar.close()
-        if self._log is not None:
-            self._log.close()
         # Not end_training: it takes the process group with it, which a next run in these processes needs.
         for tracker in self.accelerator.trackers:
             tracker.finish()
-        if self._lock is not None:
-            self._lock.release()
-            Path(self._lock.lock_file).unlink(missing_ok=True)
+        self._folder.close()
 
-    def _resume(self) -> None:
+    def _start(self) -> None:
         """Claims the output folder, and takes the state over from a checkpoint if the recipe wants it."""
-        found = on_main(self.accelerator, self._claim)
-        if found is None:
-            self.progress.run_id = on_main(self.accelerator, lambda: uuid.uuid4().hex)
-            return
-        before = self.progress
-        stateful = self.stateful
-        self.progress = load_state(
-            found.checkpoint, self.accelerator, self.model, self.optimizer, self.scheduler, stateful
+        fresh, total = self.progress, self.plan.total_steps
+        found = on_main(
+            self.accelerator, lambda: self._folder.open(self.recipe, self.recipe_values, fresh.fingerprint, total)
         )
-        self.progress.fingerprint, self.progress.versions = before.fingerprint, before.versions
-        self.progress.num_processes = before.num_processes
-        if self.progress.best_metric != before.best_metric:
-            self.progress.best_metric, self.progress.best_value, self.progress.best_step = (
-                before.best_metric,
-                None,
-                None,
-            )
-        self._logged = found.logged
-        self.keeper.newest = self.step if found.in_place else None
-
-    def _claim(self) -> Resumed | None:
-        """On the first process."""
-        wanted = self.recipe.resume_from_checkpoint
-        checkpoint: Path | None = None
-
-        def goes_on() -> bool:
-            nonlocal checkpoint
-            checkpoint = find_checkpoint(wanted, self.output_dir)
-            if checkpoint is not None:
-                self._check(checkpoint)
-            return checkpoint is not None and checkpoint.parent == self.output_dir / FOLDER
-
-        self._lock = claim_output_dir(self.output_dir, goes_on)
-        if checkpoint is None and wants_to_resume(wanted):
-            checkpoint = find_checkpoint(wanted, self.output_dir)
-            if checkpoint is None:
-                print(f"--resume_from_checkpoint {wanted}: no checkpoint in {self.output_dir} yet: from the beginning")
-            else:
-                self._check(checkpoint)
-        found = None if checkpoint is None else resume(checkpoint, self.output_dir)
-        save_recipe(self.recipe_values, self.output_dir / "recipe.yaml")
-        self.history = found.history if found else []
-        self._log = MetricsLog(self.output_dir / "metrics.jsonl", self.history)
-        return found
-
-    def _check(self, checkpoint: Path) -> None:
-        lines = check_recipe(checkpoint, self.recipe_values, self.progress.fingerprint)
-        step = read_progress(checkpoint).step
-        if step > self.plan.total_steps:
-            raise UserError(
-                f"{checkpoint} is of step {step}, and this run has {self.plan.total_steps}: raise --num_train_epochs "
-                "or --max_steps"
-            )
-        print(f"goes on from {checkpoint} (step {step} of {self.plan.total_steps})")
-        for line in lines:
-            print(f"  other than when it was saved: {line}")
+        if found is None:
+            fresh.run_id = on_main(self.accelerator, lambda: uuid.uuid4().hex)
+            return
+        things = (self.accelerator, self.model, self.optimizer, self.scheduler, self.stateful)
+        self.progress = load_state(found.checkpoint, *things)
+        for name in ("fingerprint", "versions", "num_processes"):
+            setattr(self.progress, name, getattr(fresh, name))
+        if self.progress.best_metric != fresh.best_metric:
+            self.progress.best_metric, self.progress.best_value, self.progress.best_step = fresh.best_metric, None, None
+        if found.in_place:
+            self.keeper.newest = self.step
 
     def windows(self, dataset: WindowDataset) -> Iterator[Window]:
         """This process's windows on the device, one for each optimizer step, until the run ends.
@@ -290,6 +230,11 @@ class Run:
                 started = time.perf_counter()
                 self._data_seconds = 0.0
         self._bar.close()
+        if signum := self._asked_to_stop():  # in the last evaluation
+            self._save_and_wait()
+            raise Interrupted(signum)
+        # What is still to be done, a killed run does again from its last checkpoint.
+        self._signals.close()
 
     def after_step(self, result: StepResult) -> None:
         """Logs the step, counts it if it was made, and does what is due: checkpoint, evaluation, the end.
@@ -361,18 +306,10 @@ class Run:
         row = {f"eval_{name}": value for name, value in metrics.items()}
         self.log({"step": self.step, **self._epoch(self.step), **row, "eval_seconds": seconds})
         progress.pending_evaluation = False
-        # A metric that these predictions leave undefined (a correlation of constants) is no gain.
-        value, best = metrics.get(self.best_metric), progress.best_value
-        better = value is not None and (best is None or (value > best if self.greater_is_better else value < best))
-        progress.evaluations_without_gain = 0 if better else progress.evaluations_without_gain + 1
-        patience = self.recipe.early_stopping_patience
-        if patience is not None and progress.evaluations_without_gain >= patience:
-            progress.stop_reason = f"no better eval_{self.best_metric} in {patience} evaluation(s)"
-        if better:
-            before = (progress.best_value, progress.best_step)
-            progress.best_value, progress.best_step = value, self.step
-            if self.recipe.load_best_model_at_end and not self.keeper.keep_best(progress):
-                progress.best_value, progress.best_step = before
+        before, value = (progress.best_value, progress.best_step), metrics.get(self.best_metric)
+        better = progress.take(value, self.greater_is_better, self.recipe.early_stopping_patience)
+        if better and self.recipe.load_best_model_at_end and not self.keeper.keep_best(progress):
+            progress.best_value, progress.best_step = before
         shown = "undefined" if value is None else f"{value:.4f}{' (best)' if better else ''}"
         stopping = f"; stopping: {progress.stop_reason}" if progress.stop_reason else ""
         self.print(
@@ -382,11 +319,8 @@ class Run:
 
     def log(self, row: dict[str, Any]) -> None:
         """Adds a row to metrics.jsonl, the history and the trackers, at the row's "step"."""
-        if self._log is not None:
-            self.history.append(row)
-            self._log.write(row)
-        # What a killed run has told the trackers of the steps that are made again, they are not told twice.
-        if self.recipe.report_to and (row["step"], kind_of(row)) not in self._logged:
+        wanted = self._folder.write(row)
+        if self.recipe.report_to and wanted:
             numbers = {name: value for name, value in row.items() if isinstance(value, (int, float))}
             self.accelerator.log(numbers, step=row["step"])
 
@@ -397,10 +331,8 @@ class Run:
 
     def _tell(self, row: dict[str, Any], text: str) -> None:
         """What the keeper, on the first process, has to say."""
-        if row and self._log is not None:
-            row = {**row, **self._epoch(row["step"])}
-            self.history.append(row)
-            self._log.write(row)
+        if row:
+            self._folder.write({**row, **self._epoch(row["step"])})
         if text:
             self.print(text)
 

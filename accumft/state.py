@@ -52,6 +52,21 @@ class Progress:
     num_processes: int = 1
     versions: dict[str, str] = field(default_factory=dict)
 
+    def take(self, value: float | None, greater_is_better: bool, patience: int | None) -> bool:
+        """Takes an evaluation at this step into account: whether it is the best so far, and whether the run stops.
+
+        Args:
+            value: of `best_metric`; None: undefined, which is no gain.
+        """
+        best = self.best_value
+        better = value is not None and (best is None or (value > best if greater_is_better else value < best))
+        self.evaluations_without_gain = 0 if better else self.evaluations_without_gain + 1
+        if better:
+            self.best_value, self.best_step = value, self.step
+        if patience is not None and self.evaluations_without_gain >= patience:
+            self.stop_reason = f"no better eval_{self.best_metric} in {patience} evaluation(s)"
+        return better
+
 
 def save_state(
     folder: Path,
