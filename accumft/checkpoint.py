@@ -48,6 +48,7 @@ def write(folder: Path, step: int, fill: Callable[[Path], Any]) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     place, beside = folder / name_of(step), folder / f".{name_of(step)}"
+    replaced = folder / f".replaced-{name_of(step)}"
     shutil.rmtree(beside, ignore_errors=True)
     try:
         beside.mkdir()
@@ -57,7 +58,6 @@ def write(folder: Path, step: int, fill: Callable[[Path], Any]) -> Path:
         (beside / MANIFEST).write_text(text + "\n", encoding="utf-8")
         for path in [*beside.iterdir(), beside]:
             _sync(path)
-        replaced = folder / f".replaced-{name_of(step)}"
         shutil.rmtree(replaced, ignore_errors=True)
         if place.exists():
             place.rename(replaced)  # and back again by `tidy`, if the next line is never reached
@@ -66,6 +66,8 @@ def write(folder: Path, step: int, fill: Callable[[Path], Any]) -> Path:
         shutil.rmtree(replaced, ignore_errors=True)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
+        if replaced.exists() and not place.exists():
+            replaced.rename(place)
         raise
     return place
 
@@ -168,11 +170,15 @@ def link_or_copy(source: Path, target: Path) -> None:
     beside = target.with_name(f".{target.name}.new")
     beside.unlink(missing_ok=True)
     try:
-        os.link(source, beside)
-    except OSError:
-        shutil.copyfile(source, beside)
-        _sync(beside)
-    os.replace(beside, target)
+        try:
+            os.link(source, beside)
+        except OSError:
+            shutil.copyfile(source, beside)
+            _sync(beside)
+        os.replace(beside, target)
+    finally:
+        # What a full disk left of a copy; or one more name of the same file, which `replace` leaves alone.
+        beside.unlink(missing_ok=True)
 
 
 def _entry(path: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import yaml
 from accumft.checkpoint import (
     FOLDER,
     MANIFEST,
+    damage,
     link_or_copy,
     name_of,
     newest_whole,
@@ -67,6 +68,8 @@ class Resumed:
     """Rows of metrics.jsonl up to it."""
     logged: frozenset[tuple[int, str]]
     """What trackers have seen already: (step, kind of row)."""
+    best_is_lost: bool = False
+    """Whether the checkpoint of its best model is gone or damaged: a new best one must be found."""
 
 
 def wants_to_resume(value: bool | str | None) -> bool | Path:
@@ -128,7 +131,9 @@ def resume(checkpoint: Path, output_dir: Path) -> Resumed:
     else:
         for step in {progress.step, progress.step if progress.best_step is None else progress.best_step}:
             _take_over(checkpoint.parent, folder, step)
-    return Resumed(checkpoint, in_place, history, frozenset((int(row["step"]), kind_of(row)) for row in rows))
+    logged = frozenset((int(row["step"]), kind_of(row)) for row in rows)
+    best_is_lost = progress.best_step is not None and damage(folder / name_of(progress.best_step)) is not None
+    return Resumed(checkpoint, in_place, history, logged, best_is_lost)
 
 
 def kind_of(row: Mapping[str, Any]) -> str:
@@ -183,6 +188,8 @@ def check_recipe(checkpoint: Path, values: Mapping[str, Any], fingerprint: Mappi
     known = [name for name in fingerprint if name in progress.fingerprint]
     if other := [name for name in known if fingerprint[name] != progress.fingerprint[name]]:
         shown = ", ".join(f"{name} {fingerprint[name]} (there {progress.fingerprint[name]})" for name in other)
+        # One of these may be why.
+        shown += "".join(f", --{name} {values[name]} (there {saved[name]})" for name in differing)
         raise UserError(
             f"{checkpoint} was made with other training data: {shown}; resume with the data it was begun with, or "
             "leave --resume_from_checkpoint out to begin anew"

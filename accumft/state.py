@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast, broadcast_object_list
+from safetensors import safe_open
 from torch import distributed
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._pytree import tree_map
@@ -117,6 +118,7 @@ def load_state(
 
     def read() -> tuple[Progress, Any, Any]:
         assert checkpoint is not None
+        _check_weights(checkpoint, bare)
         tensors = torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
         _check_optimizer(checkpoint, optimizer, tensors["optimizer"])
         if tensors["stateful"].keys() != stateful.keys():
@@ -180,6 +182,20 @@ def _broadcast(tensor: torch.Tensor, accelerator: Accelerator) -> torch.Tensor:
     sent = tensor.to(accelerator.device)
     distributed.broadcast(sent, 0)
     return sent.to(tensor.device)
+
+
+def _check_weights(checkpoint: Path, bare: torch.nn.Module) -> None:
+    """By the shapes in the files' headers: no weight has been touched yet."""
+    own = {name: tuple(value.shape) for name, value in bare.state_dict().items()}
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            saved = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        for name, shape in saved.items():
+            if own.get(name, shape) != shape:
+                raise UserError(
+                    f"{checkpoint}: its model has {name} of {shape} where this one has {own[name]}; resume with the "
+                    "recipe it was made by"
+                )
 
 
 def _check_optimizer(checkpoint: Path, optimizer: torch.optim.Optimizer, saved: Mapping[int, Any]) -> None:
