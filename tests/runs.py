@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +50,25 @@ class Runs:
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
-    def start(self, name: str, processes: int = 1, **fields: Any) -> list[int]:
-        """Begins a run in the folder `name`, with FIELDS and what else is given: process ids."""
-        values = {**FIELDS, **fields, "output_dir": str(self.folder / name)}
-        log = str(self.folder / f"{name}.log")
-        return self._ask(start=values, processes=processes, port=free_port(), log=log)
+    def start(
+        self, name: str, processes: int = 1, *, per_rank: Sequence[Mapping[str, Any]] = (), **fields: Any
+    ) -> list[int]:
+        """Begins a run in the folder `name`, with FIELDS and what else is given: process ids.
 
-    def kill(self, ids: list[int], number: int = signal.SIGKILL) -> None:
-        self._ask(kill=ids, signal=int(number))
+        Besides the recipe's fields there are: pause (seconds that each step takes longer), pauses (these steps, by
+        number), evaluation_pause, tracker_pause (the end of a tracker), environment, folder (to work in), version
+        (that accumft says it has).
+
+        Args:
+            per_rank: fields of each process that go before the others.
+        """
+        values = {**FIELDS, **fields, "output_dir": str(self.folder / name)}
+        of_ranks = [{**values, **own} for own in per_rank or [{}] * processes]
+        return self._ask(start=of_ranks, port=free_port(), log=str(self.folder / f"{name}.log"))
+
+    def kill(self, ids: list[int], number: int = signal.SIGKILL, groups: bool = False) -> None:
+        """Signals the processes; with `groups` also those that they have started."""
+        self._ask(kill=ids, signal=int(number), groups=groups)
 
     def wait(self, ids: list[int], seconds: float = 60.0) -> list[int | None]:
         """Exit codes; negative where a signal ended the process, None where it had to be killed for lateness."""
@@ -71,6 +82,10 @@ class Runs:
         """What a process of the run has printed."""
         path = self.folder / f"{name}.log.{rank}"
         return path.read_text(encoding="utf-8") if path.exists() else ""
+
+    def wait_for(self, name: str, text: str, rank: int = 0) -> None:
+        """Until a process of the run has printed it."""
+        assert until(lambda: text in self.log(name, rank)), self.log(name, rank)
 
     def close(self) -> None:
         assert self.process.stdin and self.process.stdout
@@ -110,6 +125,15 @@ def same_model(one: Path, other: Path) -> bool:
     """Whether the models of two folders are the same to the last bit."""
     a, b = (load_file(folder / "model.safetensors") for folder in (one, other))
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def assert_same_run(found: Path, expected: Path) -> None:
+    """That a run which was interrupted has come to what the undisturbed one came to, to the last bit."""
+    assert same_model(found, expected), "the best model"
+    assert same_model(last_checkpoint(found), last_checkpoint(expected)), "the last model"
+    assert rows(found) == rows(expected), "each step and evaluation once, with the same numbers"
+    assert [row["step"] for row in rows(found) if "loss" in row] == list(range(1, STEPS + 1))
+    assert checkpoints(found)[-1] == STEPS
 
 
 def last_checkpoint(folder: Path) -> Path:

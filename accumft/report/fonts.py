@@ -42,8 +42,12 @@ def drawable_names(label_names: Sequence[str]) -> tuple[list[str], list[str], bo
     names = [name.replace("$", r"\$") for name in names]
     if not missing:
         return names, ["DejaVu Sans"], False
-    files = {entry.name: entry.fname for entry in font_manager.fontManager.ttflist}
+    installed = {entry.name for entry in font_manager.fontManager.ttflist}
     for family in _CJK_FAMILIES:
-        if family in files and missing <= font_manager.get_font(files[family]).get_charmap().keys():
+        if family not in installed:
+            continue
+        # The upright, regular one of the family's files, which is what is drawn.
+        file = font_manager.findfont(font_manager.FontProperties(family=[family]), fallback_to_default=False)
+        if missing <= font_manager.get_font(file).get_charmap().keys():
             return names, ["DejaVu Sans", family], False
     return [str(i) for i in range(len(names))], ["DejaVu Sans"], True

@@ -1,10 +1,11 @@
 """Started by the tests: imports everything once, then forks the processes of one small run after the other.
 
-Standard input has a request a line: {"start": recipe fields, "processes": n, "port": p, "log": file} → process ids,
-{"kill": process ids, "signal": number} → null, {"wait": process ids, "seconds": s} → exit codes, negative for a signal
-(null: alive still after that time, and killed now).
+Standard input has a request a line: {"start": recipe fields of each process, "port": p, "log": file} → process ids,
+{"kill": process ids, "signal": number, "groups": bool} → null, {"wait": process ids, "seconds": s} → exit codes,
+negative for a signal (null: alive still after that time, and killed now).
 """
 
+import importlib
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.tracking import TensorBoardTracker
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "recipes")]
@@ -22,16 +24,21 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "recipes")]
 import text_cls  # noqa: E402
 from small import small_recipe  # noqa: E402
 
+import accumft  # noqa: E402
 from accumft import cli  # noqa: E402
 
+# What a run imports only when it comes to it; here once for all of them.
+LATER = ["datasets", "evaluate", "transformers.models.bert.modeling_bert", "accumft.report.plots", "scipy.optimize"]
+LATER += ["accumft.metrics.single_label_classification", "matplotlib.backends.backend_agg", "torch._dynamo"]
 
-def start(fields: dict[str, Any], processes: int, port: int, log: str) -> list[int]:
+
+def start(fields: list[dict[str, Any]], port: int, log: str) -> list[int]:
     """Forks the processes of a run, which end as the command line does."""
     ids = []
-    for rank in range(processes):
+    for rank, own in enumerate(fields):
         pid = os.fork()
         if pid == 0:
-            _run(dict(fields), rank, processes, port, f"{log}.{rank}")
+            _run(own, rank, len(fields), port, f"{log}.{rank}")
         ids.append(pid)
     return ids
 
@@ -48,15 +55,7 @@ def _run(fields: dict[str, Any], rank: int, processes: int, port: int, log: str)
         os.environ |= {"LOCAL_WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         os.environ |= {"ACCELERATE_USE_CPU": "true", "ACCELERATE_MIXED_PRECISION": "no"}
     code = 0
-    # Slower than it could be, where a test wants to be sure to interrupt it.
-    pause = fields.pop("pause", 0.0)
-    original = text_cls.train_step
-
-    def paused(*args: Any) -> Any:
-        time.sleep(pause)
-        return original(*args)
-
-    text_cls.train_step = paused
+    _interfere(fields)
     try:
         # As on the command line, where errors become exit codes.
         recipe = small_recipe(Path(fields.pop("output_dir")), **fields)
@@ -70,6 +69,32 @@ def _run(fields: dict[str, Any], rank: int, processes: int, port: int, log: str)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _interfere(fields: dict[str, Any]) -> None:
+    """What a test wants of this process besides the recipe: see `runs.Runs.start`."""
+    os.environ |= fields.pop("environment", {})
+    os.chdir(fields.pop("folder", "."))
+    accumft.__version__ = fields.pop("version", accumft.__version__)
+    pause, pauses = fields.pop("pause", 0.0), fields.pop("pauses", {})
+    evaluation_pause, tracker_pause = fields.pop("evaluation_pause", 0.0), fields.pop("tracker_pause", 0.0)
+    train_step, predict, finish = text_cls.train_step, text_cls.predict, TensorBoardTracker.finish
+
+    def slow_step(accelerator: Any, model: Any, optimizer: Any, window: Any, *args: Any) -> Any:
+        print(f"step {window.step + 1} runs")
+        time.sleep(pauses.get(str(window.step + 1), pause))
+        return train_step(accelerator, model, optimizer, window, *args)
+
+    def slow_predict(*args: Any) -> Any:
+        print("an evaluation runs")
+        time.sleep(evaluation_pause)
+        return predict(*args)
+
+    def slow_finish(tracker: Any) -> None:
+        time.sleep(tracker_pause)
+        finish(tracker)
+
+    text_cls.train_step, text_cls.predict, TensorBoardTracker.finish = slow_step, slow_predict, slow_finish
 
 
 def wait(ids: list[int], seconds: float) -> list[int | None]:
@@ -91,14 +116,16 @@ def wait(ids: list[int], seconds: float) -> list[int | None]:
 
 def main() -> None:
     torch.set_num_threads(1)
+    for name in LATER:
+        importlib.import_module(name)
     for line in sys.stdin:
         request = json.loads(line)
         answer: Any = None
         if "start" in request:
-            answer = start(request["start"], request["processes"], request["port"], request["log"])
+            answer = start(request["start"], request["port"], request["log"])
         elif "kill" in request:
             for pid in request["kill"]:
-                os.kill(pid, request["signal"])
+                (os.killpg if request["groups"] else os.kill)(pid, request["signal"])
         else:
             answer = wait(request["wait"], request["seconds"])
         print(json.dumps(answer), flush=True)
