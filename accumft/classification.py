@@ -14,10 +14,12 @@ from accumft.data.files import numbers_of
 from accumft.data.splits import ClassificationData
 from accumft.data.windows import lengths_of
 from accumft.errors import UserError
+from accumft.finishing import leave_report, without_folders
 from accumft.losses import ClassificationLoss, build_loss
 from accumft.metrics import Metrics, compute_metrics, predict_labels, resolve_metric
 from accumft.outputs import check_output_dir
 from accumft.recipe import refuse_unused
+from accumft.report.card import classification_task
 from accumft.run import Run, RunResult
 
 SPLIT_PREFIX = {"validation": "eval", "test": "test"}
@@ -165,16 +167,23 @@ def report(
         for split, found in scores.items()
         for name, value in found.scalars.items()
     }
-    result = run.finish(results)
-    if not run.is_main:
-        return result
-    from accumft.report import metrics_table, model_card, plot_training, write_predictions
+    names, problem_type = data.labels.names, data.labels.problem_type
+
+    def draw(folder: Path) -> list[str]:
+        return _show_and_draw(data, scores, folder, getattr(run.recipe, "threshold", 0.5))
+
+    shown = scores.get("test") or scores.get("validation")
+    task = classification_task(problem_type, run.recipe_values, shown.metrics.per_class if shown else [], names)
+    return leave_report(run, task, results, _about_data(data, source), base, draw)
+
+
+def _show_and_draw(data: ClassificationData, scores: Mapping[str, Scores], folder: Path, threshold: float) -> list[str]:
+    """Prints the metrics, writes predictions.jsonl, and draws: paths of the pictures in the folder."""
+    from accumft.report import metrics_table, write_predictions
 
     names, problem_type = data.labels.names, data.labels.problem_type
-    threshold = getattr(run.recipe, "threshold", 0.5)
-    plots = ["plots/training.png"]
-    plot_training(result.history, run.output_dir / plots[0])
-    (run.output_dir / "predictions.jsonl").unlink(missing_ok=True)
+    plots = []
+    (folder / "predictions.jsonl").unlink(missing_ok=True)
     for split, found in scores.items():
         dataset = getattr(data, split)
         texts = zip(
@@ -183,7 +192,7 @@ def report(
         print(f"\n{split} ({len(dataset)} rows)\n{metrics_table(found.metrics)}")
         _note_single_prediction(found, names, problem_type, split)
         write_predictions(
-            run.output_dir / "predictions.jsonl",
+            folder / "predictions.jsonl",
             split=split,
             rows=dataset["row"],
             texts=(text[0] if len(text) == 1 else text for text in texts),
@@ -195,36 +204,14 @@ def report(
             append=True,
         )
         plots.append(f"plots/{split}_{PICTURE[problem_type]}.png")
-        _plot(found, names, problem_type, threshold, run.output_dir / plots[-1])
-    shown = scores.get("test") or scores.get("validation")
-    card = model_card(
-        model_name=run.output_dir.name,
-        problem_type=problem_type,
-        recipe={name: _without_folders(name, value) for name, value in run.recipe_values.items()},
-        results=result.metrics,
-        per_class=shown.metrics.per_class if shown else [],
-        labels=names,
-        data="\n".join(_about_data(data, source)),
-        base_model=None if base is None else _without_folders("model_name_or_path", base),
-        plots=plots,
-    )
-    (run.output_dir / "README.md").write_text(card, encoding="utf-8", errors="backslashreplace")
-    print(f"\nmodel, metrics, predictions, plots and model card: {run.recipe.output_dir}")
-    return result
+        _plot(found, names, problem_type, threshold, folder / plots[-1])
+    return plots
 
 
 def _about_data(data: ClassificationData, source: str) -> list[str]:
     """Lines for the model card."""
     rows = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
-    return [_without_folders("train_file", source), f"{rows} rows", f"labels: {', '.join(data.labels.names[:50])}"]
-
-
-def _without_folders(name: str, value: Any) -> Any:
-    """A path without the folders of this machine: a model card is made to be shown to others."""
-    is_path = name.endswith("_file") or name in ("output_dir", "model_name_or_path", "dataset_name")
-    if is_path and isinstance(value, str) and Path(value).is_absolute():
-        return Path(value).name
-    return value
+    return [without_folders("train_file", source), f"{rows} rows", f"labels: {', '.join(data.labels.names[:50])}"]
 
 
 def _note_single_prediction(found: Scores, names: Sequence[str], problem_type: str, split: str) -> None:

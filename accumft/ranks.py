@@ -21,6 +21,8 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
+from accumft.signals import Interrupted
+
 JOIN_SECONDS, HELLO_SECONDS = 20.0, 2.0  # for a process to reach process 0; for a connection to say whose it is
 NEWS_SECONDS = 1.0  # a broken collective can be an error milliseconds before the news of the process that broke it
 LEAVE_SECONDS = 10.0  # for a process that has lost another, once it has left the watch, to end by itself
@@ -63,7 +65,7 @@ class RankWatch:
 
     Where a process just ends, or leaves by an exception, each of the others prints one line that names it (and the
     exception), gives its main thread `grace` seconds to get an error of its own, and exits with 1. A process that
-    leaves without an exception is dead to nobody; once process 0 has left, nobody is watched. Leaving raises
+    leaves without an exception, or by a signal as all do, is dead to nobody; once process 0 has left, nobody is watched. Leaving raises
     RuntimeError where a process is lost and nothing else was raised.
     """
 
@@ -112,7 +114,8 @@ class RankWatch:
             self._say()  # else it is a mistake that every process finds, or one of its own, which it ends with
         if self.lost is None:
             for link in self._links.values():
-                link.send(well=error is None, rank=self._rank, error=text)
+                # What every process raises is no death: another may have more to close, a tracker, than `grace`.
+                link.send(well=error is None or isinstance(error, Interrupted), rank=self._rank, error=text)
         self._close()
         if self.lost is not None:
             timer = threading.Timer(LEAVE_SECONDS, _end_process)

@@ -49,7 +49,7 @@ def model_card(
         labels: the label names, by id.
     """
     return task_card(
-        task=_task(problem_type, recipe, per_class, labels),
+        task=classification_task(problem_type, recipe, per_class, labels),
         model_name=model_name,
         recipe=recipe,
         results=results,
@@ -62,9 +62,10 @@ def model_card(
     )
 
 
-def _task(
+def classification_task(
     problem_type: str, recipe: Mapping[str, Any], per_class: Sequence[Mapping[str, Any]], labels: Sequence[str]
 ) -> Task:
+    """What a card says of a text classification; the arguments are those of `model_card`."""
     text = "a pair of texts" if _is_pair(recipe) else "a text"
     does = {
         "single_label_classification": f"gives {text} one of {len(labels)} classes",
