@@ -20,8 +20,14 @@ _BLOCK = 64
 
 def inputs_of(batch: Batch) -> dict[str, torch.Tensor]:
     """A batch without its labels: what the model takes. A packed one has its mask in its packing."""
-    left_out = ("labels", "attention_mask") if "packing" in batch else ("labels",)
+    left_out = ("labels", "attention_mask") if "packing" in batch else ("labels", "documents")
     return {name: tensor for name, tensor in batch.items() if name not in left_out}
+
+
+def logits_of(model: Any, batch: Batch) -> torch.Tensor:
+    """A model's logits for each example; of documents in several windows (`accumft.data.long_text`) pooled."""
+    logits: torch.Tensor = model(**inputs_of(batch)).logits
+    return batch["documents"].pool(logits) if "documents" in batch else logits
 
 
 @torch.no_grad()
@@ -49,15 +55,15 @@ def predict(
     lengths = lengths_of(dataset)
     rows, outputs = [], []
     for indices in batches_by_length(lengths, accelerator.num_processes, accelerator.process_index, limits):
-        batch = send_to_device(inputs_of(collate(dataset[indices.tolist()])), accelerator.device)
-        outputs.append(bare(**batch).logits.float())
+        batch = send_to_device(collate(dataset[indices.tolist()]), accelerator.device)
+        outputs.append(logits_of(bare, batch).float())
         rows.append(torch.from_numpy(indices).to(accelerator.device))
     if accelerator.num_processes == 1:
         return _finite(_in_order(torch.cat(rows), torch.cat(outputs)))
     if not outputs:
         # Fewer batches than processes: one row, dropped below, gives the gather its shape.
-        batch = send_to_device(inputs_of(collate(dataset[[int(lengths.argmin())]])), accelerator.device)
-        outputs.append(bare(**batch).logits.float())
+        batch = send_to_device(collate(dataset[[int(lengths.argmin())]]), accelerator.device)
+        outputs.append(logits_of(bare, batch).float())
         rows.append(torch.full((1,), -1, device=accelerator.device))
     # Shares differ in size: they are padded with row number -1, gathered, and the padding dropped by that number.
     all_rows = accelerator.gather(pad_across_processes(torch.cat(rows), pad_index=-1))

@@ -18,11 +18,12 @@ from accumft.classification import Scores, best_metric, check_fields, fingerprin
 from accumft.cli import main
 from accumft.compute import configure_compute
 from accumft.data.files import cells_of, numbers_of
+from accumft.data.long_text import collator_of, overlap_of
 from accumft.data.splits import ClassificationData, load_classification_data, read_splits
-from accumft.data.text import TextCollator, tokenize
+from accumft.data.text import tokenize
 from accumft.data.windows import Batch
 from accumft.dry_run import RunPlan
-from accumft.evaluation import inputs_of, predict
+from accumft.evaluation import logits_of, predict
 from accumft.launch import leaves_no_state
 from accumft.losses import ClassificationLoss
 from accumft.models import (
@@ -59,6 +60,13 @@ class TextClsRecipe(TableRecipe):
     short runs learn faster; long ones may want None."""
     max_length: int = 512
     """Tokens of a text, special tokens included; longer ones are truncated. Never beyond the model's positions."""
+    long_text: Literal["truncate", "windows"] = "truncate"
+    """What becomes of a text of more than max_length tokens: its beginning alone, or several windows of it whose
+    logits are pooled into one prediction."""
+    window_overlap: int = 32
+    """Tokens that neighbouring windows of a text share."""
+    window_pooling: Literal["mean", "max"] = "mean"
+    """How the logits of a text's windows become one."""
     pad_to_multiple_of: int | None = None
     """Pad micro-batches to a multiple of this many tokens."""
 
@@ -137,7 +145,7 @@ def build_model(recipe: TextClsRecipe, data: ClassificationData) -> tuple[Any, A
 
 def loss_sum(criterion: ClassificationLoss, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
     """Sum of the losses of a micro-batch."""
-    return criterion(model(**inputs_of(batch)).logits, batch["labels"])
+    return criterion(logits_of(model, batch), batch["labels"])
 
 
 def num_items(criterion: ClassificationLoss, batch: Batch) -> torch.Tensor | float:
@@ -166,13 +174,15 @@ def run(recipe: TextClsRecipe) -> RunResult:
     model, tokenizer = build_model(recipe, data)
     configure_compute(model, recipe)
     max_length = fitting_length(recipe.max_length, position_limit(model, tokenizer), recipe.pad_to_multiple_of)
+    overlap = overlap_of(recipe, tokenizer, max_length, data)
     tokenized = {
-        name: tokenize(split, tokenizer, max_length, show_progress=accelerator.is_main_process)
+        name: tokenize(split, tokenizer, max_length, accelerator.is_main_process, overlap)
         for name, split in data.splits.items()
     }
-    packed = pack(model, tokenizer, tokenized["train"], recipe)
+    packed = pack(model, tokenizer, tokenized["train"], recipe) if overlap is None else None
     accelerator.print(describe_data(data, tokenized, max_length))
-    collate, losses = TextCollator(tokenizer, recipe.pad_to_multiple_of), partial(loss_sum, criterion)
+    collate = collator_of(recipe, tokenizer)
+    losses = partial(loss_sum, criterion)
     ready = set_up(recipe, accelerator, model, steps, schedule, tokenized["train"], collate, losses, packed)
     if isinstance(ready, RunResult):
         return ready

@@ -62,7 +62,7 @@ def test_the_second_time_nothing_is_tokenised(folder: Path) -> None:
     second = tokenize(small_dataset(), small_tokenizer(), 6)
     assert CALLS == [5]
     for tokens in (first, second):
-        assert tokens.column_names == ["row", "labels", "input_ids", "token_type_ids", "length", "truncated"]
+        assert tokens.column_names == ["row", "labels", "input_ids", "token_type_ids", "length", "truncated", "lost"]
         assert tokens["input_ids"][:] == IDS
         assert tokens["length"][:] == [5, 4, 3, 6, 5]
         assert tokens["truncated"][:] == [False, False, False, True, False]

@@ -54,10 +54,7 @@ class Window:
 
 def count(micro_batches: Sequence[Batch]) -> tuple[int, int, int]:
     """Examples, tokens, and tokens with padding; without attention masks, an example counts as a token."""
-    examples = sum(
-        len(batch["packing"].first) if "packing" in batch else len(next(iter(batch.values())))
-        for batch in micro_batches
-    )
+    examples = sum(shape_of(batch)[0] for batch in micro_batches)
     masks = [batch["attention_mask"] for batch in micro_batches if "attention_mask" in batch]
     if not masks:
         return examples, examples, examples
@@ -72,7 +69,7 @@ def shape_of(batch: Batch) -> tuple[int, int, int]:
     rows = len(next(iter(batch.values())))
     mask = batch.get("attention_mask")
     length = 1 if mask is None else mask.shape[1]
-    return rows, length, rows * length
+    return batch["documents"].count if "documents" in batch else rows, length, rows * length
 
 
 def split(batch: Batch, max_tokens: int) -> list[Batch]:
@@ -82,20 +79,29 @@ def split(batch: Batch, max_tokens: int) -> list[Batch]:
     """
     if "packing" in batch:
         return _split_packed(batch, max_tokens)
-    rows, length, _ = shape_of(batch)
-    parts = -(-rows // max(1, max_tokens // length))
+    rows, _, tokens = shape_of(batch)
+    parts = -(-rows // max(1, max_tokens * rows // tokens))
     bounds = [rows * part // parts for part in range(parts + 1)]
     return [_trimmed(batch, start, stop) for start, stop in pairwise(bounds)]
 
 
 def _trimmed(batch: Batch, start: int, stop: int) -> Batch:
-    part = {name: value[start:stop] for name, value in batch.items()}
+    if "documents" in batch:
+        windows, documents = batch["documents"].part(start, stop)
+        part = {name: value[windows] for name, value in batch.items() if name not in ("documents", "labels")}
+        part["documents"] = documents
+        if "labels" in batch:
+            part["labels"] = batch["labels"][start:stop]
+    else:
+        part = {name: value[start:stop] for name, value in batch.items()}
     mask = part.get("attention_mask")
     if mask is None:
         return part
     used = mask.any(dim=0).nonzero()
     width = int(used.max()) + 1 if len(used) else mask.shape[1]
-    of_tokens = [name for name, value in part.items() if _is_of_tokens(name, value, mask.shape[1])]
+    of_tokens = [
+        name for name, value in part.items() if name != "documents" and _is_of_tokens(name, value, mask.shape[1])
+    ]
     return {**part, **{name: part[name][:, :width] for name in of_tokens}}
 
 

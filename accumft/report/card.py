@@ -75,6 +75,12 @@ def classification_task(
     note = ""
     if problem_type == "multi_label_classification":
         note = f"A label applies where its score is {recipe.get('threshold', 0.5)} or more."
+    if recipe.get("long_text") == "windows":
+        note += (
+            f" Scored on windows of {recipe.get('max_length')} tokens, {recipe.get('window_overlap')} of them shared by "
+            f"neighbours, the {recipe.get('window_pooling')} of whose logits decides; the pipeline above reads the "
+            "first window alone."
+        )
     columns = ["precision", "recall", "f1", "support"]
     rows = [
         [str(i), markdown(row["name"]), *(format_number(row[column]) for column in columns)]
@@ -85,7 +91,7 @@ def classification_task(
         pipeline_tag="text-classification",
         does=does,
         code=_code(problem_type, recipe),
-        note=note,
+        note=note.strip(),
         metrics={name: _HUB_METRICS[name] for name in (*METRIC_NAMES[problem_type], "loss")},
         tables=[Table(title="By class", header=header, rows=rows, text_columns=2)],
     )

@@ -27,14 +27,25 @@ def describe_data(data: ClassificationData, tokenized: dict[str, Any], max_lengt
     lines = []
     for split, dataset in tokenized.items():
         lengths = numbers_of(dataset, "length")
-        truncated = np.mean(numbers_of(dataset, "truncated"))
         lines.append(
             f"{split}: {len(dataset):,} rows, tokens {lengths.mean():.0f} mean / {np.median(lengths):.0f} median / "
-            f"{lengths.max()} max, {truncated:.1%} truncated at {max_length}"
+            f"{lengths.max()} max, {_describe_loss(dataset, lengths, max_length)}"
         )
     lines.append(_describe_labels(data))
     lines += [f"note: {printable(note)}" for note in data.notes]
     return "\n".join(lines)
+
+
+def _describe_loss(dataset: Any, lengths: np.ndarray, max_length: int) -> str:
+    """What becomes of texts that are too long, and how much of all tokens is lost."""
+    if lengths.max() > max_length:
+        several = np.mean(lengths > max_length)
+        return f"{several:.1%} in several windows of up to {max_length}"
+    truncated, lost = np.mean(numbers_of(dataset, "truncated")), numbers_of(dataset, "lost")
+    text = f"{truncated:.1%} truncated at {max_length}"
+    if truncated and lost.min() >= 0:
+        text += f", which loses {lost.sum() / (lengths.sum() + lost.sum()):.1%} of all tokens (--long_text windows)"
+    return text
 
 
 def _describe_labels(data: ClassificationData) -> str:
