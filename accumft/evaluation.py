@@ -6,10 +6,12 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import pad_across_processes, send_to_device
+from accelerate.utils.memory import clear_device_cache
 
 from accumft.cut import CostModel, Limits, cut
-from accumft.data.windows import Batch, Collate, lengths_of
-from accumft.errors import NonFiniteLossError
+from accumft.data.windows import Batch, Collate, lengths_of, shape_of, split
+from accumft.errors import NonFiniteLossError, NotEnoughMemoryError
+from accumft.memory_limit import REMEDIES, is_out_of_memory
 from accumft.plan import BatchSizes
 
 # Rows of one forward where neither rows nor tokens are given.
@@ -46,6 +48,7 @@ def predict(
 
     Raises:
         NonFiniteLossError: an output is not finite, on every process.
+        NotEnoughMemoryError: a single row does not fit.
     """
     # Not the DDP wrapper: its forward communicates, and processes may have different numbers of batches.
     bare = accelerator.unwrap_model(model)
@@ -56,7 +59,7 @@ def predict(
     rows, outputs = [], []
     for indices in batches_by_length(lengths, accelerator.num_processes, accelerator.process_index, limits):
         batch = send_to_device(collate(dataset[indices.tolist()]), accelerator.device)
-        outputs.append(logits_of(bare, batch).float())
+        outputs.append(_fitting_logits(bare, batch))
         rows.append(torch.from_numpy(indices).to(accelerator.device))
     if accelerator.num_processes == 1:
         return _finite(_in_order(torch.cat(rows), torch.cat(outputs)))
@@ -69,6 +72,23 @@ def predict(
     all_rows = accelerator.gather(pad_across_processes(torch.cat(rows), pad_index=-1))
     all_outputs = accelerator.gather(pad_across_processes(torch.cat(outputs)))
     return _finite(_in_order(all_rows, all_outputs))
+
+
+def _fitting_logits(bare: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """`logits_of` in float32; a batch that runs out of memory is divided until it fits."""
+    try:
+        return logits_of(bare, batch).float()
+    except (RuntimeError, MemoryError) as error:
+        rows, length, tokens = shape_of(batch)
+        if not is_out_of_memory(error):
+            raise
+        if rows == 1:
+            raise NotEnoughMemoryError(
+                f"evaluation: a row of {length:,} tokens does not fit into memory: {REMEDIES}"
+            ) from error
+    # Outside of the except block, which keeps the activations alive.
+    clear_device_cache(garbage_collection=True)
+    return torch.cat([_fitting_logits(bare, part) for part in split(batch, tokens // 2)])
 
 
 def batches_by_length(

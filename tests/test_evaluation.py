@@ -5,11 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from evaluation_cases import BATCH_SIZES, SIZES, dataset_of, predictions
+from evaluation_cases import BATCH_SIZES, SIZES, WithLogits, collate, dataset_of, predictions
 from launching import launch
 from tasks import inputs, make_model, task_named
 
 from accumft.classification import score
+from accumft.cut import Limits
+from accumft.errors import NotEnoughMemoryError
+from accumft.evaluation import predict
 from accumft.launch import make_accelerator
 from accumft.losses import ClassificationLoss
 
@@ -65,3 +68,26 @@ def test_dropout_is_off_and_gradients_are_not_kept() -> None:
     first, second = (predictions(make_accelerator(), 7, 4) for _ in range(2))
     assert torch.equal(first, second)
     assert not first.requires_grad
+
+
+class Small(WithLogits):
+    """Holds so many rows and no more."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(make_model(task_named("single_label")))
+        self.rows, self.forwards = rows, 0
+
+    def forward(self, **inputs: torch.Tensor) -> object:
+        self.forwards += 1
+        if len(inputs["input_ids"]) > self.rows:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return super().forward(**inputs)
+
+
+def test_batches_that_run_out_of_memory_are_divided() -> None:
+    model = Small(2)
+    found = predict(make_accelerator(), model, dataset_of(7)[0], collate, Limits(max_rows=7))
+    assert torch.allclose(found, predictions(make_accelerator(), 7, 7), atol=1e-6, rtol=0)
+    assert model.forwards > 4
+    with pytest.raises(NotEnoughMemoryError, match=r"evaluation: a row of \d tokens does not fit into memory"):
+        predict(make_accelerator(), Small(0), dataset_of(7)[0], collate, Limits(max_rows=7))
