@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from accumft.data.cache import digest_of_texts
 from accumft.data.files import numbers_of
 from accumft.data.splits import ClassificationData
-from accumft.data.windows import lengths_of
 from accumft.errors import UserError
 from accumft.finishing import leave_report, without_folders
 from accumft.losses import ClassificationLoss, build_loss
@@ -141,13 +141,10 @@ def loss_of(recipe: Any, data: ClassificationData) -> ClassificationLoss:
     )
 
 
-def fingerprint(tokenized: Any, data: ClassificationData) -> dict[str, Any]:
-    """What training data this is, by name: a run resumes with the same only, and every process must have the same.
-
-    Args:
-        tokenized: the training split.
-    """
-    digest = hashlib.sha256(lengths_of(tokenized).astype(np.int64).tobytes())
+def fingerprint(data: ClassificationData) -> dict[str, Any]:
+    """What training data this is, by name: a run resumes with the same only, and every process must have the same."""
+    texts = [name for name in ("text", "text_pair") if name in data.train.column_names]
+    digest = hashlib.sha256(digest_of_texts(data.train, texts).encode())
     digest.update(numbers_of(data.train, "labels").astype(np.float64).tobytes())
     return {"rows": len(data.train), "labels": ", ".join(data.labels.names), "digest": digest.hexdigest()[:16]}
 
@@ -190,7 +187,7 @@ def _show_and_draw(data: ClassificationData, scores: Mapping[str, Scores], folde
             *(dataset[column] for column in ("text", "text_pair") if column in dataset.column_names), strict=True
         )
         print(f"\n{split} ({len(dataset)} rows)\n{metrics_table(found.metrics)}")
-        _note_single_prediction(found, names, problem_type, split)
+        note_single_prediction(found, names, problem_type, split)
         write_predictions(
             folder / "predictions.jsonl",
             split=split,
@@ -204,7 +201,7 @@ def _show_and_draw(data: ClassificationData, scores: Mapping[str, Scores], folde
             append=True,
         )
         plots.append(f"plots/{split}_{PICTURE[problem_type]}.png")
-        _plot(found, names, problem_type, threshold, folder / plots[-1])
+        plot_scores(found, names, problem_type, threshold, folder / plots[-1])
     return plots
 
 
@@ -214,7 +211,7 @@ def _about_data(data: ClassificationData, source: str) -> list[str]:
     return [without_folders("train_file", source), f"{rows} rows", f"labels: {', '.join(data.labels.names[:50])}"]
 
 
-def _note_single_prediction(found: Scores, names: Sequence[str], problem_type: str, split: str) -> None:
+def note_single_prediction(found: Scores, names: Sequence[str], problem_type: str, split: str) -> None:
     """Says so where a classifier has learnt nothing but one class."""
     from accumft.report.text import printable
 
@@ -228,7 +225,7 @@ def _note_single_prediction(found: Scores, names: Sequence[str], problem_type: s
             )
 
 
-def _plot(found: Scores, names: Sequence[str], problem_type: str, threshold: float, path: Any) -> None:
+def plot_scores(found: Scores, names: Sequence[str], problem_type: str, threshold: float, path: Any) -> None:
     """The picture that suits the task."""
     from accumft.report import plot_confusion_matrix, plot_per_label, plot_regression
 

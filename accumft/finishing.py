@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from accumft.outputs import writing
 from accumft.report.page import Task, task_card
 from accumft.report.plots import plot_training
 from accumft.run import Run, RunResult
@@ -25,6 +26,18 @@ def leave_report(
         base: hub id or path that the weights came from; None: from scratch.
         draw: given the output folder, draws further pictures into its folder plots/ and returns their paths in it.
     """
+    with writing("the report", run.output_dir):
+        return _leave_report(run, task, results, data, base, draw)
+
+
+def _leave_report(
+    run: Run,
+    task: Task,
+    results: Mapping[str, Any],
+    data: Sequence[str],
+    base: str | None,
+    draw: Callable[[Path], Sequence[str]] | None,
+) -> RunResult:
     result = run.finish(dict(results))
     if not run.is_main:
         return result

@@ -5,16 +5,17 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
 
+from accumft.adapters import ADAPTER_CONFIG, is_adapted, load_adapter, write_adapter
 from accumft.checkpoint import MANIFEST, link_or_copy
-from accumft.errors import UserError
+from accumft.errors import OutputError, UserError
 from accumft.models import without_progress_bars
 
 _logger = logging.getLogger(__name__)
@@ -57,6 +58,22 @@ class MetricsLog:
     def close(self) -> None:
         """Ends it; rows that found no room until now are lost."""
         self._file.close()
+
+
+@contextmanager
+def writing(what: str, folder: Path) -> Iterator[None]:
+    """A full disk, a quota or a lost mount in here ends in a line that says what it has cost.
+
+    Raises:
+        OutputError: instead of `OSError`.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(
+            f"{what} could not be written in {folder} ({error.strerror or error}): free some space and run again with "
+            "--resume_from_checkpoint true, which goes on from the last checkpoint"
+        ) from error
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -146,12 +163,16 @@ def _json_number(value: Any) -> Any:
 
 
 def write_model(model: Any, processor: Any, folder: Path) -> None:
-    """Writes a transformers model and its processor into a folder, as `from_pretrained` reads them."""
+    """Writes a transformers model and its processor into a folder, as `from_pretrained` reads them; of a model of peft
+    the adapter alone."""
     with without_progress_bars():
-        model.save_pretrained(folder)
+        if is_adapted(model):
+            write_adapter(model, folder)
+        else:
+            model.save_pretrained(folder)
     processor.save_pretrained(folder)
     # safetensors makes files that only their owner reads; the others are as the folder's umask has them.
-    mode = (folder / "config.json").stat().st_mode
+    mode = (folder / (ADAPTER_CONFIG if is_adapted(model) else "config.json")).stat().st_mode
     for file in folder.iterdir():
         file.chmod(mode)
 
@@ -176,7 +197,10 @@ def export_model(checkpoint: Path, folder: Path) -> None:
 
 
 def load_weights(model: Any, folder: Path) -> None:
-    """Gives a transformers model the weights saved in the folder, in place, as float32."""
+    """Gives a transformers model the weights saved in the folder, in place, as float32; one of peft its adapter."""
+    if is_adapted(model):
+        load_adapter(model, folder)
+        return
     with without_progress_bars():
         saved = type(model).from_pretrained(folder, dtype=torch.float32)
     model.load_state_dict(saved.state_dict())

@@ -42,7 +42,8 @@ def preflight(
     buffers = [(buffer, buffer.clone()) for buffer in bare.buffers()]
     devices = [accelerator.device] if accelerator.device.type == "cuda" else []
     with torch.random.fork_rng(devices), _optimizer_state(accelerator, bare, optimizer):
-        _fit(accelerator, bare, windows.largest().to(accelerator.device), loss_sum, memory)
+        for window in (windows.largest(), windows.longest()):
+            _fit(accelerator, bare, window.to(accelerator.device), loss_sum, memory)
     with torch.no_grad():
         for buffer, value in buffers:
             buffer.copy_(value)
@@ -51,6 +52,7 @@ def preflight(
 
 def _fit(accelerator: Accelerator, bare: Any, window: Window, loss_sum: LossSum, memory: MemoryLimit) -> None:
     failures: list[Failure] = []
+    before = memory.smallest
     planned = shape_of(window.micro_batches[0])[2]
     while True:
         window = memory.cut(window)
@@ -67,7 +69,7 @@ def _fit(accelerator: Accelerator, bare: Any, window: Window, loss_sum: LossSum,
             raise UserError(str(error)) from error
         failures += [failure] if failure else []
     memory.retries = 0
-    if memory.smallest is not None:
+    if memory.smallest != before:
         accelerator.print(
             f"a micro-batch of {planned:,} tokens does not fit into memory: they are cut to {memory.smallest:,} at most"
         )

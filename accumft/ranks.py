@@ -65,8 +65,8 @@ class RankWatch:
 
     Where a process just ends, or leaves by an exception, each of the others prints one line that names it (and the
     exception), gives its main thread `grace` seconds to get an error of its own, and exits with 1. A process that
-    leaves without an exception, or by a signal as all do, is dead to nobody; once process 0 has left, nobody is watched. Leaving raises
-    RuntimeError where a process is lost and nothing else was raised.
+    leaves without an exception, or by a signal as all do, is dead to nobody; once process 0 has left, nobody is
+    watched. Leaving raises RuntimeError where a process is lost and nothing else was raised.
     """
 
     def __init__(self, accelerator: Accelerator, grace: float = 3.0) -> None:
@@ -112,10 +112,8 @@ class RankWatch:
         self._thread.join()
         if self._cause is not None and (error is None or (isinstance(error, RuntimeError) and text != self._cause[1])):
             self._say()  # else it is a mistake that every process finds, or one of its own, which it ends with
-        if self.lost is None:
-            for link in self._links.values():
-                # What every process raises is no death: another may have more to close, a tracker, than `grace`.
-                link.send(well=error is None or isinstance(error, Interrupted), rank=self._rank, error=text)
+        for link in self._links.values() if self.lost is None else ():
+            link.send(well=error is None or isinstance(error, Interrupted), rank=self._rank, error=text)
         self._close()
         if self.lost is not None:
             timer = threading.Timer(LEAVE_SECONDS, _end_process)

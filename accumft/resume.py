@@ -1,8 +1,10 @@
 """Where a run goes on from: which checkpoint, and whether the recipe that resumes is the one that was begun."""
 
 import contextlib
+import json
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,8 @@ from accumft.outputs import read_metrics
 from accumft.state import Progress, read_progress
 
 _logger = logging.getLogger(__name__)
+
+_TOLD = "told.json"
 
 # Fields that change no number of the training, or (the cut) none beyond rounding.
 _FREE = {
@@ -122,7 +126,7 @@ def resume(checkpoint: Path, output_dir: Path) -> Resumed:
     folder = output_dir / FOLDER
     progress = read_progress(checkpoint)
     in_place = checkpoint.parent == folder
-    rows = read_metrics(checkpoint.parent.parent / "metrics.jsonl")
+    rows = [row for row in read_metrics(checkpoint.parent.parent / "metrics.jsonl") if "step" in row]
     history = [row for row in rows if _is_before(row, progress)]
     if in_place:
         tidy(folder)
@@ -131,9 +135,24 @@ def resume(checkpoint: Path, output_dir: Path) -> Resumed:
     else:
         for step in {progress.step, progress.step if progress.best_step is None else progress.best_step}:
             _take_over(checkpoint.parent, folder, step)
-    logged = frozenset((int(row["step"]), kind_of(row)) for row in rows)
+    # The trackers of another folder may be others, and have been told nothing.
+    logged = _told(folder, rows) if in_place else frozenset()
     best_is_lost = progress.best_step is not None and damage(folder / name_of(progress.best_step)) is not None
     return Resumed(checkpoint, in_place, history, logged, best_is_lost)
+
+
+def _told(folder: Path, rows: Sequence[Mapping[str, Any]]) -> frozenset[tuple[int, str]]:
+    """What trackers have been told of so far: the rows of the start before this one, and of those before it, whose
+    later rows are gone from metrics.jsonl."""
+    path = folder / _TOLD
+    told = {(int(row["step"]), kind_of(row)) for row in rows}
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        told |= {(int(step), str(kind)) for step, kind in json.loads(path.read_text(encoding="utf-8"))}
+    with contextlib.suppress(OSError):
+        beside = path.with_name(f".{_TOLD}")
+        beside.write_text(json.dumps(sorted(told)), encoding="utf-8")
+        os.replace(beside, path)
+    return frozenset(told)
 
 
 def kind_of(row: Mapping[str, Any]) -> str:
@@ -142,7 +161,7 @@ def kind_of(row: Mapping[str, Any]) -> str:
 
 
 def _is_before(row: Mapping[str, Any], progress: Progress) -> bool:
-    if "step" not in row or row["step"] > progress.step:
+    if row["step"] > progress.step:
         return False
     if row["step"] < progress.step:
         return True

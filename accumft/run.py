@@ -204,6 +204,13 @@ class Run:
             setattr(self.progress, name, getattr(fresh, name))
         if self.progress.best_metric != fresh.best_metric:
             self.progress.best_metric, self.progress.best_value, self.progress.best_step = fresh.best_metric, None, None
+            self.progress.evaluations_without_gain, self.progress.stop_reason = 0, None
+        if found.best_is_lost and self.recipe.load_best_model_at_end and self.progress.best_step is not None:
+            self.accelerator.print(
+                f"the best model so far (step {self.progress.best_step}) has no whole checkpoint any more: the best "
+                "one is picked among the evaluations from here on"
+            )
+            self.progress.best_value = self.progress.best_step = None
         if found.in_place:
             self.keeper.newest = self.step
 

@@ -44,6 +44,14 @@ class RunFolder:
             print(f"--resume_from_checkpoint {wanted}: no checkpoint in {self.path} yet: from the beginning")
         in_place = checkpoint is not None and checkpoint.parent == self.path / FOLDER
         self._lock = claim_output_dir(self.path, in_place)
+        try:
+            return self._begin(checkpoint, values, total_steps)
+        except OSError as error:
+            reason = error.strerror or error
+            raise UserError(f"--output_dir {self.path}: not writable ({reason}); name another folder") from error
+
+    def _begin(self, checkpoint: Path | None, values: Mapping[str, Any], total_steps: int) -> Resumed | None:
+        """In a folder that is this run's own."""
         found = None if checkpoint is None else resume(checkpoint, self.path)
         if found:
             print(f"goes on from {found.checkpoint} (step {read_progress(found.checkpoint).step} of {total_steps})")

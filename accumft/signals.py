@@ -36,18 +36,18 @@ class StopSignals:
     def __init__(self) -> None:
         self.signum = 0
         self._first = 0.0
-        self._owner = os.getpid()
+        self._owner = 0
         self._before: dict[int, Any] = {}
         self._descriptor_before = -1
-        self._heard: socket.socket | None = None
         self._sent: socket.socket | None = None
 
     def __enter__(self) -> "StopSignals":
         global _current
         if threading.current_thread() is threading.main_thread():
-            self._heard, self._sent = socket.socketpair()
+            self._owner = os.getpid()
+            heard, self._sent = socket.socketpair()
             self._sent.setblocking(False)
-            listener = threading.Thread(target=self._listen, args=(self._heard,), name="accumft-signals", daemon=True)
+            listener = threading.Thread(target=self._listen, args=(heard,), name="accumft-signals", daemon=True)
             listener.start()
             self._descriptor_before = signal.set_wakeup_fd(self._sent.fileno(), warn_on_full_buffer=False)
             self._before = {number: signal.signal(number, self._note) for number in NUMBERS}

@@ -1,20 +1,17 @@
 """The micro-batches of every optimizer step on every process: the plan's effective batches, cut by length."""
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import TypeVar
 
 import numpy as np
 
 from accumft.cut import UNLIMITED, CostModel, Cut, Limits, cut
 from accumft.plan import Plan, epoch_order
 
-ExampleT = TypeVar("ExampleT")
-
 # Effective batches that are cut together: NumPy wants many at a time, one window only its own.
 _BLOCK = 64
 _LARGE_BLOCK = 512
+# Examples up to which the largest micro-batch is looked for in every epoch: a second or two.
+_EXAMPLES_LOOKED_AT = 500_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +28,8 @@ class StepTable:
     """(steps,) int, without padding."""
     largest: tuple[int, int]
     """(rows, tokens a row) of the micro-batch with most padded tokens; of a packed one, a shape of as many tokens."""
+    largest_at: tuple[int, int, int]
+    """(its padded tokens, step of the run, process)."""
 
 
 class WindowPlan:
@@ -69,7 +68,18 @@ class WindowPlan:
         self._block: tuple[tuple[int, int], np.ndarray, Cut] | None = None
 
     def largest(self) -> list[np.ndarray]:
-        """The rectangles of the largest micro-batch of a step that would hold the longest examples of all."""
+        """The rectangles of the largest micro-batch of all steps: what needs most memory."""
+        steps = self.plan.steps_per_epoch
+        epochs = range(-(-self.plan.total_steps // steps))
+        if len(epochs) * len(self.lengths) > _EXAMPLES_LOOKED_AT:
+            epochs = epochs[:1]  # the others are like it, and `longest` bounds them
+        tables = (self.table(epoch, self.plan.total_steps - epoch * steps) for epoch in epochs)
+        _, step, process = max((table.largest_at for table in tables), key=lambda at: at[0])
+        return self.rectangles(step, process)[0]
+
+    def longest(self) -> list[np.ndarray]:
+        """The rectangles of a micro-batch with the longest example, beside the next longest ones: attention may need
+        more memory for it than for more tokens in shorter ones."""
         longest = np.argsort(-self.lengths.astype(np.int64), kind="stable")[: self.plan.batch.effective_batch_size]
         examples, found = self._cut_order(longest[None])
         groups = [
@@ -77,7 +87,7 @@ class WindowPlan:
             for process in range(self.plan.batch.num_processes)
             for pieces in found.micro_batches(0, process)
         ]
-        return self._largest_first(groups)[0]
+        return next(pieces for pieces in groups if examples[0, 0] in pieces[0])
 
     def micro_batches(self, step: int, process_index: int) -> list[np.ndarray]:
         """Examples of each micro-batch of one process in step `step` (from 0), the one with most tokens first.
@@ -116,12 +126,12 @@ class WindowPlan:
         """The numbers of every step of an epoch, or of its first `max_steps`; of `equal_counts`, before they are."""
         steps, processes = self.plan.steps_per_epoch, self.plan.batch.num_processes
         stop = steps if max_steps is None else min(steps, max_steps)
-        parts, largest = [], (0, 0)
+        parts, largest, largest_at = [], (0, 0), (0, 0, 0)
         for first in range(0, stop, _LARGE_BLOCK):
-            blocks = [self._cut(epoch, first, min(first + _LARGE_BLOCK, stop))]
+            blocks = [(first, *self._cut(epoch, first, min(first + _LARGE_BLOCK, stop)))]
             if first <= steps - 1 < min(first + _LARGE_BLOCK, stop) and self._tail:
-                blocks.append(self._cut_tail(epoch))
-            for examples, found in blocks:
+                blocks.append((steps - 1, *self._cut_tail(epoch)))
+            for start, examples, found in blocks:
                 if not len(examples):
                     continue
                 lengths = self.lengths[examples]
@@ -143,8 +153,10 @@ class WindowPlan:
                 few = -(-int(tokens[top]) // max(1, int(padded[opens][top])))
                 shape = (few, int(tokens[top]) // max(1, few))
                 largest = max(largest, shape, key=lambda shape: shape[0] * shape[1])
+                step = epoch * steps + start + int(batch[opens][top])
+                largest_at = max(largest_at, (int(tokens[top]), step, int(owner[opens][top])), key=lambda at: at[0])
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        return StepTable(columns[0], columns[1], columns[2], columns[3], largest)
+        return StepTable(columns[0], columns[1], columns[2], columns[3], largest, largest_at)
 
     @property
     def _tail(self) -> int:
@@ -224,40 +236,3 @@ def _split_into(groups: list[list[np.ndarray]], count: int) -> list[list[np.ndar
         middle = len(pieces) // 2
         groups[index : index + 1] = [pieces[:middle], pieces[middle:]]
     return groups
-
-
-def cut_stream(
-    examples: Iterable[tuple[ExampleT, int]],
-    effective_batch_size: int,
-    num_processes: int,
-    process_index: int,
-    limits: Limits,
-    cost: CostModel | None = None,
-    buffer: int = _BLOCK,
-) -> Iterator[list[list[ExampleT]]]:
-    """The windows of one process over a stream whose length is not known ahead.
-
-    Consecutive examples make an effective batch; `buffer` of those are read at a time and cut as `WindowPlan` cuts.
-
-    Args:
-        examples: (example, its length in tokens) each; every process reads the same ones.
-
-    Yields:
-        The micro-batches of one step, the largest first; an empty list where a short last batch leaves this process
-        none.
-    """
-    stream, cost = iter(examples), cost or CostModel()
-    while some := list(islice(stream, buffer * effective_batch_size)):
-        whole = len(some) // effective_batch_size * effective_batch_size
-        for part in (some[:whole], some[whole:]):
-            if not part:
-                continue
-            lengths = np.array([length for _, length in part]).reshape(-(-len(part) // effective_batch_size), -1)
-            order = np.argsort(-lengths, axis=1, kind="stable")
-            lengths = np.take_along_axis(lengths, order, axis=1)
-            found = cut(lengths, num_processes, limits, cost)
-            for batch in range(len(lengths)):
-                offset = batch * effective_batch_size
-                pieces = [piece for (piece,) in found.micro_batches(batch, process_index)]
-                pieces.sort(key=lambda piece: -len(piece) * int(limits.padded(lengths[batch, piece[0]])))
-                yield [[part[offset + i][0] for i in order[batch, piece].tolist()] for piece in pieces]

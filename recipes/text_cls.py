@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from accelerate.utils import broadcast_object_list, set_seed
 
+from accumft.agreement import check_agreement
 from accumft.classification import Scores, best_metric, check_fields, fingerprint, loss_of, report, score
 from accumft.cli import main
 from accumft.compute import configure_compute
@@ -160,6 +161,9 @@ def run(recipe: TextClsRecipe) -> RunResult:
     check_fields(recipe)
     accelerator, batch = begin(recipe)
     data, source = load_data(recipe)
+    data_seen = fingerprint(data)
+    # Before the processes send each other tensors, whose shapes depend on the labels.
+    check_agreement(accelerator, {f"data: {name}": value for name, value in data_seen.items()})
     if data.labels.problem_type != "multi_label_classification":
         refuse_unused(recipe, ("threshold",), data.labels.problem_type)
     if data.validation is None:
@@ -201,7 +205,6 @@ def run(recipe: TextClsRecipe) -> RunResult:
         return found.scalars if found else {}
 
     due = evaluate if "validation" in tokenized else None
-    data_seen = fingerprint(tokenized["train"], data)
     with Run(recipe, accelerator, model, optimizer, scheduler, steps, tokenizer, best, due, data_seen) as running:
         preflight(accelerator, model, optimizer, windows, losses, running.memory)
         for window in running.windows(windows):

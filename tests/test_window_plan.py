@@ -8,8 +8,9 @@ import pytest
 from accumft.cut import CostModel, Limits
 from accumft.evaluation import batches_by_length
 from accumft.plan import Plan, resolve_batch_sizes
+from accumft.stream import cut_stream
 from accumft.synthetic import generate_notes
-from accumft.window_plan import WindowPlan, cut_stream
+from accumft.window_plan import WindowPlan
 
 
 def lengths_like(n: int, seed: int = 0) -> np.ndarray:

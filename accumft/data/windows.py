@@ -18,7 +18,14 @@ from accumft.window_plan import WindowPlan
 Batch = Mapping[str, Any]
 """Tensors by name; of a packed batch also its "packing"."""
 Collate = Callable[..., Batch]
-"""Makes a batch from the columns of some rows, each a list; of a packed one, also from the rows of each rectangle."""
+"""Makes a batch from the columns of some rows, each a list; of a packed one, also from the rows of each rectangle.
+
+One that makes something else of a row in each epoch (masks, augmentations) has a method `in_epoch(epoch)`, which returns
+the one of that epoch, from 0: what a window holds is then a pure function of its step.
+"""
+
+MASKS = ("attention_mask", "decoder_attention_mask")
+"""A batch of an encoder-decoder has both, (rows, tokens) each; its labels are of the second's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,7 @@ class Window:
 def count(micro_batches: Sequence[Batch]) -> tuple[int, int, int]:
     """Examples, tokens, and tokens with padding; without attention masks, an example counts as a token."""
     examples = sum(shape_of(batch)[0] for batch in micro_batches)
-    masks = [batch["attention_mask"] for batch in micro_batches if "attention_mask" in batch]
+    masks = [batch[name] for batch in micro_batches for name in MASKS if name in batch]
     if not masks:
         return examples, examples, examples
     return examples, sum(int(mask.sum()) for mask in masks), sum(mask.numel() for mask in masks)
@@ -67,8 +74,7 @@ def shape_of(batch: Batch) -> tuple[int, int, int]:
         packing = batch["packing"]
         return len(packing.first), max(length for _, length, _ in packing.rectangles), packing.mask.numel()
     rows = len(next(iter(batch.values())))
-    mask = batch.get("attention_mask")
-    length = 1 if mask is None else mask.shape[1]
+    length = sum(batch[name].shape[1] for name in MASKS if name in batch) or 1
     return batch["documents"].count if "documents" in batch else rows, length, rows * length
 
 
@@ -94,15 +100,26 @@ def _trimmed(batch: Batch, start: int, stop: int) -> Batch:
             part["labels"] = batch["labels"][start:stop]
     else:
         part = {name: value[start:stop] for name, value in batch.items()}
-    mask = part.get("attention_mask")
-    if mask is None:
-        return part
-    used = mask.any(dim=0).nonzero()
-    width = int(used.max()) + 1 if len(used) else mask.shape[1]
-    of_tokens = [
-        name for name, value in part.items() if name != "documents" and _is_of_tokens(name, value, mask.shape[1])
-    ]
-    return {**part, **{name: part[name][:, :width] for name in of_tokens}}
+    for mask_name in MASKS:
+        mask = part.get(mask_name)
+        if mask is None:
+            continue
+        used = mask.any(dim=0).nonzero()
+        width = int(used.max()) + 1 if len(used) else mask.shape[1]
+        of_tokens = [
+            name
+            for name, value in part.items()
+            if name != "documents"
+            and _is_of_tokens(name, value, mask.shape[1])
+            and ("decoder_attention_mask" not in part or _is_of_decoder(name) == _is_of_decoder(mask_name))
+        ]
+        part = {**part, **{name: part[name][:, :width] for name in of_tokens}}
+    return part
+
+
+def _is_of_decoder(name: str) -> bool:
+    """Whether a tensor of a batch that has both sides belongs to the decoder's: the other may happen to be as long."""
+    return name == "labels" or name.startswith("decoder_")
 
 
 def _is_of_tokens(name: str, value: torch.Tensor, length: int) -> bool:
@@ -164,8 +181,9 @@ class WindowDataset(Dataset[Window]):
         micro_batches = self.plan.rectangles(step, self.process_index) or [[np.zeros(0, np.int64)]]
         placeholders = frozenset(number for number, pieces in enumerate(micro_batches) if not len(pieces[0]))
         batches, rows = [], []
+        epoch = step // self.plan.plan.steps_per_epoch
         for number, pieces in enumerate(micro_batches):
-            batch, numbers = self._collated([self.plan.shortest(step)] if number in placeholders else pieces)
+            batch, numbers = self._collated([self.plan.shortest(step)] if number in placeholders else pieces, epoch)
             batches.append(batch)
             rows.append(numbers)
         return Window(
@@ -179,17 +197,25 @@ class WindowDataset(Dataset[Window]):
         )
 
     def largest(self) -> Window:
-        """A window of one micro-batch, the largest that a step could have: what needs most memory."""
-        batch, rows = self._collated(self.plan.largest())
+        """A window of one micro-batch, that with most tokens of all steps."""
+        return self._alone(self.plan.largest())
+
+    def longest(self) -> Window:
+        """A window of one micro-batch with the longest examples."""
+        return self._alone(self.plan.longest())
+
+    def _alone(self, pieces: list[np.ndarray]) -> Window:
+        batch, rows = self._collated(pieces)
         return Window([batch], [rows], seed=self.plan.plan.seed)
 
-    def _collated(self, pieces: list[np.ndarray]) -> tuple[Batch, list[int]]:
+    def _collated(self, pieces: list[np.ndarray], epoch: int = 0) -> tuple[Batch, list[int]]:
         """A micro-batch of these rectangles, and the row numbers of its examples."""
         examples = np.concatenate(pieces).tolist()
         columns = self.dataset[examples]
         rows = columns.pop("row", examples)
         sizes = [list(map(len, pieces))] if self.plan.packed else []
-        return self.collate(columns, *sizes), rows
+        collate = self.collate.in_epoch(epoch) if hasattr(self.collate, "in_epoch") else self.collate
+        return collate(columns, *sizes), rows
 
     def loader(self, start: int = 0, num_workers: int = 0, pin_memory: bool = False) -> DataLoader[Window]:
         """The windows from step `start` on, in order. Not for `accelerator.prepare`: the plan has sharded them."""
