@@ -15,6 +15,7 @@ from accumft.errors import EmptyWindowError, NonFiniteLossError, NotEnoughMemory
 from accumft.ranks import lost_rank
 from accumft.recipe import TrainingRecipe
 from accumft.report.text import printable
+from accumft.signals import Interrupted
 
 RecipeT = TypeVar("RecipeT", bound=TrainingRecipe)
 
@@ -129,6 +130,10 @@ def main(run: Callable[[RecipeT], Any], recipe_class: type[RecipeT], args: Seque
         else:
             print(f"error: {printable(str(error))}", file=sys.stderr, flush=True)
         sys.exit(2 if isinstance(error, UserError) else 1)
+    except Interrupted as end:
+        # Everything is saved; the end of the interpreter can take seconds that the job may not have.
+        sys.stdout.flush()
+        os._exit(128 + end.signum)
     except RuntimeError:
         # Another process has died, as this one has said: its own error only follows.
         if lost_rank() is None:

@@ -43,6 +43,7 @@ class Runs:
         self.process = subprocess.Popen(
             [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
         )
+        assert self.process.stdout and self.process.stdout.readline() == "ready\n"
 
     def _ask(self, **request: Any) -> Any:
         assert self.process.stdin and self.process.stdout
@@ -56,8 +57,9 @@ class Runs:
         """Begins a run in the folder `name`, with FIELDS and what else is given: process ids.
 
         Besides the recipe's fields there are: pause (seconds that each step takes longer), pauses (these steps, by
-        number), evaluation_pause, tracker_pause (the end of a tracker), environment, folder (to work in), version
-        (that accumft says it has).
+        number), evaluation_pause, tracker_pause (the end of a tracker), tokenize_pause (where it tokenises a first
+        split), timeout (of the process group, in seconds), environment, folder (to work in), version (that accumft
+        says it has).
 
         Args:
             per_rank: fields of each process that go before the others.
@@ -70,7 +72,7 @@ class Runs:
         """Signals the processes; with `groups` also those that they have started."""
         self._ask(kill=ids, signal=int(number), groups=groups)
 
-    def wait(self, ids: list[int], seconds: float = 60.0) -> list[int | None]:
+    def wait(self, ids: list[int], seconds: float = 120.0) -> list[int | None]:
         """Exit codes; negative where a signal ended the process, None where it had to be killed for lateness."""
         return self._ask(wait=ids, seconds=seconds)
 
@@ -101,7 +103,7 @@ def runs_of(folder: Path) -> Iterator[Runs]:
     runs.close()
 
 
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+def until(condition: Callable[[], bool], seconds: float = 120.0) -> bool:
     """Waits for it; False: in vain."""
     end = time.monotonic() + seconds
     while not condition():

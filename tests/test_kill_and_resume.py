@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs import STEPS, Runs, checkpoints, last_checkpoint, rows, runs_of, same_model, until
+from runs import STEPS, Runs, assert_same_run, checkpoints, runs_of, until
 
 
 @pytest.fixture(scope="module")
@@ -21,14 +21,6 @@ def undisturbed(runs: Runs, request: pytest.FixtureRequest) -> tuple[int, Path, 
     started = time.monotonic()
     assert runs.finish(name, request.param) == [0] * request.param, runs.log(name)
     return request.param, runs.folder / name, time.monotonic() - started
-
-
-def assert_same(found: Path, expected: Path) -> None:
-    assert same_model(found, expected), "the best model"
-    assert same_model(last_checkpoint(found), last_checkpoint(expected)), "the last model"
-    assert rows(found) == rows(expected), "each step and evaluation once, with the same numbers"
-    assert [row["step"] for row in rows(found) if "loss" in row] == list(range(1, STEPS + 1))
-    assert checkpoints(found)[-1] == STEPS
 
 
 def test_killed_at_random(runs: Runs, undisturbed: tuple[int, Path, float]) -> None:
@@ -49,7 +41,7 @@ def test_killed_at_random(runs: Runs, undisturbed: tuple[int, Path, float]) -> N
             survived += codes == [0] * processes
             resume = "true"
         assert runs.finish(name, processes, resume_from_checkpoint="true") == [0] * processes, runs.log(name)
-        assert_same(runs.folder / name, expected)
+        assert_same_run(runs.folder / name, expected)
     assert survived <= 2, "they were killed before their ends"
 
 
@@ -69,7 +61,7 @@ def test_killed_while_a_checkpoint_is_written(runs: Runs, undisturbed: tuple[int
         half_written += (folder / at).exists()
         assert runs.finish(name, processes, resume_from_checkpoint="true") == [0] * processes, runs.log(name)
         assert not list(folder.glob(".*")), "what was half-written is gone"
-        assert_same(runs.folder / name, expected)
+        assert_same_run(runs.folder / name, expected)
     assert half_written >= 1
 
 
@@ -83,7 +75,7 @@ def test_killed_in_an_evaluation(runs: Runs, undisturbed: tuple[int, Path, float
         runs.wait(ids)
         assert runs.finish(name, processes, resume_from_checkpoint="true") == [0] * processes, runs.log(name)
         assert f"(step {step} of {STEPS})" in runs.log(name)
-        assert_same(runs.folder / name, expected)
+        assert_same_run(runs.folder / name, expected)
 
 
 def test_killed_again_and_again(runs: Runs, undisturbed: tuple[int, Path, float]) -> None:
@@ -99,4 +91,4 @@ def test_killed_again_and_again(runs: Runs, undisturbed: tuple[int, Path, float]
     assert seen == [2, 4, 8, 10]
     assert runs.finish(name, processes, resume_from_checkpoint="true") == [0] * processes, runs.log(name)
     assert "no checkpoint in" in runs.log(name), "the first start began at the beginning"
-    assert_same(runs.folder / name, expected)
+    assert_same_run(runs.folder / name, expected)

@@ -12,11 +12,15 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.tracking import TensorBoardTracker
+from torch import distributed
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "recipes")]
@@ -26,10 +30,11 @@ from small import small_recipe  # noqa: E402
 
 import accumft  # noqa: E402
 from accumft import cli  # noqa: E402
+from accumft.data import text  # noqa: E402
 
 # What a run imports only when it comes to it; here once for all of them.
 LATER = ["datasets", "evaluate", "transformers.models.bert.modeling_bert", "accumft.report.plots", "scipy.optimize"]
-LATER += ["accumft.metrics.single_label_classification", "matplotlib.backends.backend_agg", "torch._dynamo"]
+LATER += ["accumft.metrics.single_label_classification", "matplotlib.backends.backend_agg", "matplotlib.colorbar"]
 
 
 def start(fields: list[dict[str, Any]], port: int, log: str) -> list[int]:
@@ -78,6 +83,21 @@ def _interfere(fields: dict[str, Any]) -> None:
     accumft.__version__ = fields.pop("version", accumft.__version__)
     pause, pauses = fields.pop("pause", 0.0), fields.pop("pauses", {})
     evaluation_pause, tracker_pause = fields.pop("evaluation_pause", 0.0), fields.pop("tracker_pause", 0.0)
+    if timeout := fields.pop("timeout", None):
+        begin = partial(distributed.init_process_group, timeout=timedelta(seconds=timeout))
+        distributed.init_process_group = begin
+    if tokenize_pause := fields.pop("tokenize_pause", 0.0):
+        text.ROWS_IN_MEMORY, made_once, pauses_left = 0, text.made_once, [tokenize_pause]
+
+        def slowly(kind: str, made_from: Any, write: Callable[[str], Any]) -> Any:
+            def slow_write(path: str) -> Any:
+                print("tokenises")
+                time.sleep(pauses_left.pop() if pauses_left else 0.0)
+                return write(path)
+
+            return made_once(kind, made_from, slow_write)
+
+        text.made_once = slowly
     train_step, predict, finish = text_cls.train_step, text_cls.predict, TensorBoardTracker.finish
 
     def slow_step(accelerator: Any, model: Any, optimizer: Any, window: Any, *args: Any) -> Any:
@@ -118,6 +138,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for name in LATER:
         importlib.import_module(name)
+    print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         answer: Any = None
