@@ -195,8 +195,8 @@ class Run:
         found = on_main(
             self.accelerator, lambda: self._folder.open(self.recipe, self.recipe_values, fresh.fingerprint, total)
         )
+        fresh.run_id = on_main(self.accelerator, lambda: uuid.uuid4().hex)
         if found is None:
-            fresh.run_id = on_main(self.accelerator, lambda: uuid.uuid4().hex)
             return
         things = (self.accelerator, self.model, self.optimizer, self.scheduler, self.stateful)
         self.progress = load_state(found.checkpoint, *things)
@@ -213,6 +213,8 @@ class Run:
             self.progress.best_value = self.progress.best_step = None
         if found.in_place:
             self.keeper.newest = self.step
+        else:  # another run, which the trackers see as such
+            self.progress.run_id = fresh.run_id
 
     def windows(self, dataset: WindowDataset) -> Iterator[Window]:
         """This process's windows on the device, one for each optimizer step, until the run ends.
