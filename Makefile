@@ -10,7 +10,7 @@ demo: $(INSTALLED)
 	$(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml recipes/text_cls.py
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --dist loadfile
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -224,6 +224,9 @@ class _LiveBytes(TorchDispatchMode):
 
 def _activations(model: Any, rows: int, length: int, mixed_precision: str) -> int:
     """Peak bytes of a micro-batch's forward and backward beyond weights and gradients."""
+    positions = getattr(model.config, "max_position_embeddings", None) or length
+    if length > positions:  # an example of several texts (accumft.data.pair_batches)
+        rows, length = -(-rows * length // positions), positions
     for parameter in model.parameters():
         if parameter.requires_grad:
             # As from the second micro-batch of a window on: new gradients are added to those that are there.
@@ -232,16 +235,29 @@ def _activations(model: Any, rows: int, length: int, mixed_precision: str) -> in
     # Fake tensors have no data: bfloat16 on the CPU stands for both, of two bytes each.
     autocast = nullcontext() if mixed_precision == "no" else torch.autocast("cpu", torch.bfloat16)
     with _LiveBytes([*model.parameters(), *model.buffers(), *gradients]) as memory:
-        input_ids = torch.zeros(rows, length, dtype=torch.long)
+        # A row of an encoder-decoder has its tokens on both sides: here half on each.
+        sides = 2 if getattr(model.config, "is_encoder_decoder", False) else 1
+        input_ids = torch.zeros(rows, -(-length // sides), dtype=torch.long)
         # transformers cannot see that nothing is padded, and makes a mask for attention, as for most real batches.
         batch = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
+        if sides == 2:
+            batch |= {"decoder_input_ids": input_ids, "decoder_attention_mask": batch["attention_mask"]}
+        if getattr(model, "main_input_name", "") == "pixel_values":
+            # `length` is what an image counts in the plan; its side the configuration says (accumft.image_models).
+            batch = {"pixel_values": torch.zeros(rows, 3, model.config.image_size, model.config.image_size)}
         with autocast:
-            logits = model(**batch).logits
+            logits = _logits(model(**batch))
         # What Accelerate does at the end of the forward, and the loss outside of autocast.
         logits = logits.float().flatten(0, -2)
         labels = torch.zeros(len(logits), dtype=torch.long)
         nn.functional.cross_entropy(logits, labels, reduction="sum").backward()
     return memory.peak
+
+
+def _logits(output: Any) -> torch.Tensor:
+    """Of an encoder without a head its states. What else a model returns must not live on."""
+    logits: torch.Tensor = output.logits if "logits" in output else output.last_hidden_state
+    return logits
 
 
 def _update(shapes: list[torch.Size], optim: str, sgd_momentum: float, device: str) -> tuple[int, int]:

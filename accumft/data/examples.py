@@ -82,14 +82,14 @@ def read_examples(table: datasets.Dataset, source: str, recipe: ClassificationRe
     """The rows of a table that have texts and labels; the others are an error, or skipped with a note."""
     n = len(table)
     rows: Sequence[int] = list(cells_of(table, ROW_COLUMN)) if ROW_COLUMN in table.column_names else range(1, n + 1)
-    labels = {name: _labels(table, name, rows, source) for name in recipe.label_column}
+    labels = {name: label_cells(table, name, rows, source) for name in recipe.label_column}
     bad: dict[str, list[int]] = {}
     for name in recipe.text_column:
         blank = [i for i, text in enumerate(cells_of(table, name)) if not text or not text.strip(_INVISIBLE)]
         bad[f"an empty text in {name!r}"] = blank
     for name, column in labels.items():
         bad[f"no label in {name!r}"] = [i for i, cell in enumerate(column) if is_missing(cell, recipe.label_delimiter)]
-    found = "; ".join(f"{what}: {_row_list([rows[i] for i in where])}" for what, where in bad.items() if where)
+    found = "; ".join(f"{what}: {row_list([rows[i] for i in where])}" for what, where in bad.items() if where)
     usable = np.arange(n)
     if found and recipe.on_bad_row == "error":
         raise UserError(f"{source}: {found}; fill them in, or --on_bad_row skip")
@@ -159,7 +159,7 @@ def labels_are_hidden(table: datasets.Dataset, recipe: ClassificationRecipe) -> 
     )
 
 
-def _labels(table: datasets.Dataset, name: str, rows: Sequence[int], source: str) -> list[Any]:
+def label_cells(table: datasets.Dataset, name: str, rows: Sequence[int], source: str) -> list[Any]:
     """The cells of a label column; classes by their names, None where there is none (-1)."""
     import datasets
 
@@ -185,7 +185,7 @@ def _labels(table: datasets.Dataset, name: str, rows: Sequence[int], source: str
     return values
 
 
-def _row_list(rows: Sequence[int]) -> str:
+def row_list(rows: Sequence[int]) -> str:
     """Ten row numbers at most, and how many there are."""
     if len(rows) == 1:
         return f"row {rows[0]}"

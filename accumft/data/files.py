@@ -72,7 +72,7 @@ def read_table(
         if len(splits) > 1:
             raise UserError(f"{path}: holds several splits ({', '.join(splits)}): give the folder of one of them")
         return next(iter(splits.values()))
-    suffix = _check_file(path)
+    suffix = check_file(path)
     if suffix == ".parquet":
         table = _read_parquet(path)
     elif suffix in DELIMITERS:
@@ -130,7 +130,7 @@ def checked_path(path: str) -> str:
     return os.path.expanduser(path)
 
 
-def _check_file(path: str) -> str:
+def check_file(path: str) -> str:
     """The file's suffix in lower case, once the file is known to be readable and of the kind that its name says."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would be waited for, perhaps for ever

@@ -20,7 +20,7 @@ Batch = Mapping[str, Any]
 Collate = Callable[..., Batch]
 """Makes a batch from the columns of some rows, each a list; of a packed one, also from the rows of each rectangle.
 
-One that makes something else of a row in each epoch (masks, augmentations) has a method `in_epoch(epoch)`, which returns
+One that makes something else of a row in each epoch (masks, augmentations) has a method `in_epoch(epoch)`, which gives
 the one of that epoch, from 0: what a window holds is then a pure function of its step.
 """
 

@@ -31,7 +31,7 @@ def describe_data(data: ClassificationData, tokenized: dict[str, Any], max_lengt
             f"{split}: {len(dataset):,} rows, tokens {lengths.mean():.0f} mean / {np.median(lengths):.0f} median / "
             f"{lengths.max()} max, {_describe_loss(dataset, lengths, max_length)}"
         )
-    lines.append(_describe_labels(data))
+    lines.append(describe_labels(data))
     lines += [f"note: {printable(note)}" for note in data.notes]
     return "\n".join(lines)
 
@@ -48,7 +48,8 @@ def _describe_loss(dataset: Any, lengths: np.ndarray, max_length: int) -> str:
     return text
 
 
-def _describe_labels(data: ClassificationData) -> str:
+def describe_labels(data: ClassificationData) -> str:
+    """The labels with their counts in the training data."""
     names, problem_type = data.labels.names, data.labels.problem_type
     labels = numbers_of(data.train, "labels")
     if problem_type == "regression":

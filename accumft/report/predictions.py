@@ -18,7 +18,7 @@ def write_predictions(
     *,
     split: str,
     rows: Iterable[int],
-    texts: Iterable[str | Sequence[str]],
+    texts: Iterable[str | Sequence[str] | bytes],
     references: np.ndarray,
     probabilities: np.ndarray,
     label_names: Sequence[str],
@@ -35,7 +35,7 @@ def write_predictions(
         path: the file; its folder is made.
         split: "validation" or "test".
         rows: n row numbers in the data, as the user counts them.
-        texts: n texts or pairs of texts.
+        texts: n texts or pairs of texts; of images the digests, which are written as image_blake2b.
         references: (n,) class ids; (n, num_labels) zeros and ones; (n,) or (n, num_targets) numbers for regression.
         probabilities: (n, num_labels); for regression the predictions, in the form of the references.
         label_names: the num_labels names, by id. Not looked at for regression.
@@ -57,7 +57,7 @@ def write_predictions(
             record = {
                 "split": split,
                 "row": int(row),
-                "text_sha256": _hash(text),
+                **({"image_blake2b": text.hex()} if isinstance(text, bytes) else {"text_sha256": _hash(text)}),
                 "label": _value(reference, label_names, problem_type),
                 "prediction": _value(prediction, label_names, problem_type),
             }

@@ -1,0 +1,111 @@
+"""Greedy answers of a causal language model to the prompts of some rows, the same on any number of processes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+
+from accumft.adapters import base_of
+from accumft.data.chat import IGNORED, ChatEncoder
+from accumft.data.conversations import Example
+
+GENERATED_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the model says to a row's prompt, beside what the row has."""
+
+    row: int
+    prompt: str
+    expected: str
+    generated: str
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether they are the same but for white space."""
+        return self.generated.split() == self.expected.split()
+
+
+@torch.no_grad()
+def generate(
+    accelerator: Accelerator,
+    model: Any,
+    encode: ChatEncoder,
+    examples: Sequence[Example],
+    max_new_tokens: int,
+    max_length: int,
+) -> list[Answer]:
+    """Greedy answers to the examples' prompts, in their order, on every process.
+
+    Each batch is made of the same rows on any number of processes.
+
+    Args:
+        max_length: tokens of a prompt, of which the last are taken.
+    """
+    causal, tokenizer = base_of(accelerator.unwrap_model(model)), encode.tokenizer
+    causal.eval()
+    prompts = [encode.prompt(example)[-max_length:] for example in examples]
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    batches = [order[i : i + GENERATED_AT_ONCE] for i in range(0, len(order), GENERATED_AT_ONCE)]
+    stop = _stops(encode, examples, causal)
+    found: list[tuple[int, list[int]]] = []
+    for batch in batches[accelerator.process_index :: accelerator.num_processes]:
+        width = max(len(prompts[i]) for i in batch)
+        ids = torch.full((len(batch), width), tokenizer.pad_token_id)
+        mask = torch.zeros_like(ids)
+        for number, i in enumerate(batch):
+            ids[number, width - len(prompts[i]) :] = torch.tensor(prompts[i])
+            mask[number, width - len(prompts[i]) :] = 1
+        with accelerator.autocast():
+            tokens = causal.generate(
+                input_ids=ids.to(accelerator.device),
+                attention_mask=mask.to(accelerator.device),
+                generation_config=_greedy(tokenizer, stop, max_new_tokens),
+            )
+        found += [(i, row[width:].tolist()) for i, row in zip(batch, tokens, strict=True)]
+    every = dict(gather_object(found) if accelerator.num_processes > 1 else found)
+    return [_answer(example, tokenizer, prompts[i], every[i], encode) for i, example in enumerate(examples)]
+
+
+def _greedy(tokenizer: Any, stop: list[int], max_new_tokens: int) -> Any:
+    from transformers import GenerationConfig
+
+    return GenerationConfig(
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=stop,
+        pad_token_id=tokenizer.pad_token_id,
+        use_cache=True,
+    )
+
+
+def _stops(encode: ChatEncoder, examples: Sequence[Example], causal: Any) -> list[int]:
+    """Tokens that end an answer: the end-of-text token, the model's own, and what the examples' answers end with."""
+    own = getattr(getattr(causal, "generation_config", None), "eos_token_id", None)
+    stops = {encode.tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])}
+    special = set(encode.tokenizer.added_tokens_decoder)
+    for example in examples[:1]:
+        last = [label for label in encode(example, "").labels if label != IGNORED][-1:]
+        stops.update(token for token in last if token in special)
+    return sorted(token for token in stops if token is not None)
+
+
+def _answer(example: Example, tokenizer: Any, prompt: list[int], tokens: list[int], encode: ChatEncoder) -> Answer:
+    text = tokenizer.decode(tokens, skip_special_tokens=True)
+    if example.messages:
+        last = max(i for i, message in enumerate(example.messages) if message["role"] == "assistant")
+        asked = "\n".join(message["content"] for message in example.messages[:last])
+        return Answer(example.row, asked, example.messages[last]["content"], text)
+    if example.prompt is not None:
+        return Answer(example.row, example.prompt, example.completion, text)
+    rest = [label for label in encode(example, "").input_ids[len(prompt) :]]
+    return Answer(
+        example.row,
+        tokenizer.decode(prompt, skip_special_tokens=True),
+        tokenizer.decode(rest, skip_special_tokens=True),
+        text,
+    )

@@ -1,0 +1,217 @@
+"""Models that predict masked tokens: pretrained ones, and a new small BERT; without padding, and with several documents
+in a row."""
+
+import os
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from accumft.data.masking import IGNORED, MaskingCollator
+from accumft.data.windows import lengths_of
+from accumft.errors import UserError
+from accumft.masked import difference, model_inputs
+from accumft.models import (
+    SCRATCH_POSITIONS,
+    _load_error,
+    choose_padding,
+    resolve_model_path,
+    set_dropout,
+    without_progress_bars,
+)
+from accumft.packing import IMPLEMENTATION, TOLERANCE, PackedCollator, packed_attention
+
+
+def load_masked_lm(
+    model_name_or_path: str, *, dropout: float | None = None, trust_remote_code: bool = False
+) -> tuple[Any, Any]:
+    """(model, tokenizer) for `AutoModelForMaskedLM`, in float32 whatever the dtype on disk.
+
+    An encoder that was saved without such a head gets a new one, over its own word embeddings. A BERT keeps its pooler,
+    which a masked language model has no use for, but a classifier that starts from it.
+
+    Args:
+        dropout: every dropout probability of the configuration, 0 to 1; None: as the model has them.
+
+    Raises:
+        UserError: not to be loaded, no mask token, or a tokenizer that does not say where words are.
+    """
+    from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, BertForMaskedLM
+    from transformers.utils import logging
+
+    path, what = resolve_model_path(model_name_or_path), f'--model_name_or_path "{model_name_or_path}"'
+    if Path(path).is_file():
+        raise UserError(f"{what}: a file; give the folder that holds config.json")
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except Exception as error:  # at files that are damaged or of another kind, it raises whatever comes
+        raise _load_error(model_name_or_path, error) from error
+    if tokenizer.mask_token is None:
+        raise UserError(f"{what}: its tokenizer has no mask token; give a model of BERT's or RoBERTa's kind")
+    if not tokenizer.is_fast:
+        raise UserError(
+            f"{what}: {type(tokenizer).__name__} is slow and does not say where words are; give another model"
+        )
+    # Of no use here, and their names, which the model folder chooses, would become file names.
+    tokenizer.chat_template = None
+    set_dropout(config, dropout)
+    choose_padding(tokenizer, config)
+    arguments = {"config": config, "dtype": torch.float32, "output_loading_info": True}
+    shown = logging.get_verbosity()
+    # It would call an encoder without a head corrupted, and its pooler unexpected.
+    logging.set_verbosity_error()
+    try:
+        with without_progress_bars():
+            model, found = AutoModelForMaskedLM.from_pretrained(path, trust_remote_code=trust_remote_code, **arguments)
+            if type(model) is BertForMaskedLM and any("pooler.dense" in name for name in found["unexpected_keys"]):
+                model, found = with_pooler().from_pretrained(path, **arguments)
+                model.bert.pooler.requires_grad_(False)
+    except Exception as error:
+        if "Unrecognized configuration class" in str(error):
+            raise UserError(
+                f"{what}: a {config.model_type} predicts no masked words; give BERT's or RoBERTa's kind"
+            ) from error
+        raise _load_error(model_name_or_path, error) from error
+    finally:
+        logging.set_verbosity(shown)
+    if (new := sorted(found["missing_keys"])) and int(os.environ.get("RANK", "0")) == 0:
+        print(f"note: {model_name_or_path} has no {new[0]} and {len(new) - 1} more: these weights are new")
+    return model, tokenizer
+
+
+@cache
+def with_pooler() -> Any:
+    """`transformers.BertForMaskedLM` with the pooler of the encoder, whose output nothing reads."""
+    import transformers
+    from transformers.models.bert.modeling_bert import BertPooler
+
+    class BertForMaskedLM(transformers.BertForMaskedLM):  # its name goes into config.json
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.bert.pooler = BertPooler(config)
+
+    return BertForMaskedLM
+
+
+def build_small_masked_bert(vocabulary: dict[str, int], *, dropout: float | None = None) -> tuple[Any, Any]:
+    """(model, tokenizer): a new BERT of 4 layers of 128, lower-cased, over `vocabulary` (token → id)."""
+    from transformers import BertConfig, BertForMaskedLM, BertTokenizer
+
+    tokenizer = BertTokenizer(vocab=vocabulary, do_lower_case=True, model_max_length=SCRATCH_POSITIONS)
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=512,
+        max_position_embeddings=SCRATCH_POSITIONS,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    set_dropout(config, dropout)
+    return BertForMaskedLM(config), tokenizer
+
+
+def sample_of(blocks: Any, count: int = 6) -> dict[str, list[Any]]:
+    """Columns of the longest block, the shortest, and some between, to try a model on."""
+    order = np.argsort(-lengths_of(blocks), kind="stable")
+    rows = order[np.unique(np.linspace(0, len(order) - 1, count).round().astype(int))]
+    columns: dict[str, list[Any]] = blocks[rows.tolist()]
+    return columns
+
+
+def pack_masked(
+    model: Any, tokenizer: Any, collate: MaskingCollator, blocks: Any, recipe: Any
+) -> MaskingCollator | None:
+    """Lets a masked language model take packed micro-batches (`accumft.packing`), in place, and returns what makes
+    them; None where it cannot.
+
+    It can where attention goes through the `transformers` interface and everything else treats tokens one by one. The
+    model itself is tried on some blocks, packed and padded; logits that differ leave everything as it was.
+
+    Args:
+        model: on the CPU, not prepared yet: the trial wants float32.
+        collate: makes padded batches.
+        recipe: its `padding_free`, `packing` and `pad_to_multiple_of`.
+
+    Raises:
+        UserError: the recipe demands what the model cannot.
+    """
+    if recipe.packing:
+        if recipe.padding_free:
+            raise UserError("--padding_free: --packing fills the rows already; leave one of them out")
+        return None
+    packed = None
+    if recipe.padding_free is not False and not recipe.torch_compile:
+        packed = _pack(model, tokenizer, collate, sample_of(blocks), recipe.pad_to_multiple_of)
+    if recipe.padding_free and packed is None:
+        because = "together with --torch_compile" if recipe.torch_compile else f"with {type(model).__name__} here"
+        raise UserError(f"--padding_free: not possible {because}; leave it out")
+    return packed
+
+
+def _pack(
+    model: Any, tokenizer: Any, collate: MaskingCollator, columns: dict[str, list[Any]], multiple: int | None
+) -> MaskingCollator | None:
+    names = set(tokenizer.model_input_names) - {"input_ids", "attention_mask", "token_type_ids"}
+    if names or getattr(model.config, "_attn_implementation", None) != "sdpa":
+        return None
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(IMPLEMENTATION, packed_attention)
+    AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
+    packed = replace(collate, collate=PackedCollator(tokenizer, collate.first_position, multiple))
+    rows = len(columns["input_ids"])
+    sizes = [2] * (rows // 2) + [1] * (rows % 2)
+    try:
+        model.set_attn_implementation(IMPLEMENTATION)
+        if difference(_logits(model, packed(columns, sizes)), _logits(model, collate(columns))) <= TOLERANCE:
+            return packed
+    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError):
+        pass  # What a model makes of an input that it was not written for is its own affair.
+    model.set_attn_implementation("sdpa")
+    return None
+
+
+@torch.no_grad()
+def _logits(model: Any, batch: Any) -> torch.Tensor:
+    """(masked tokens, vocabulary), without dropout."""
+    was_training = model.training
+    model.eval()
+    try:
+        logits: torch.Tensor = model(**model_inputs(batch)).logits[batch["targets"] != IGNORED]
+    finally:
+        model.train(was_training)
+    return logits
+
+
+def check_separation(model: Any, collate: MaskingCollator, blocks: Any) -> None:
+    """Makes sure that the documents of a row do not see each other: each alone has the same logits.
+
+    Args:
+        blocks: with a column "segments".
+
+    Raises:
+        UserError: they do, or the model cannot be told.
+    """
+    columns = {name: values[:1] for name, values in sample_of(blocks).items()}
+    batch = collate(columns)
+    segments = batch["segments"]
+    alone: list[torch.Tensor] = []
+    try:
+        together = _logits(model, batch)
+        for number in range(int(segments.max()) + 1):
+            part = {name: value[:, segments[0] == number] for name, value in batch.items() if name != "segments"}
+            alone.append(_logits(model, part))
+        same = difference(together, torch.cat(alone)) <= TOLERANCE
+    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError):
+        same = False
+    if not same:
+        raise UserError(
+            f"--packing: {type(model).__name__} cannot keep the documents of a row apart; add "
+            "--cross_document_attention, or leave out --packing"
+        )
