@@ -243,7 +243,7 @@ def _activations(model: Any, rows: int, length: int, mixed_precision: str) -> in
         if sides == 2:
             batch |= {"decoder_input_ids": input_ids, "decoder_attention_mask": batch["attention_mask"]}
         if getattr(model, "main_input_name", "") == "pixel_values":
-            # `length` is what an image counts in the plan; its side the configuration says (accumft.image_models).
+            # `length` is what an image counts in the plan; the configuration says its side (tasks.image_models).
             batch = {"pixel_values": torch.zeros(rows, 3, model.config.image_size, model.config.image_size)}
         with autocast:
             logits = _logits(model(**batch))

@@ -18,11 +18,6 @@ import torch
 from accelerate.utils import broadcast_object_list, set_seed
 
 from accumft.adapters import add_adapter
-from accumft.causal import CausalLoss, choose_chunk, num_targets, row_sums, scores_of
-from accumft.causal_generation import generate
-from accumft.causal_model import build_small_llama, build_tokenizer, load_causal_lm, texts_of, word_counts
-from accumft.causal_packing import PaddedTargets, pack_causal
-from accumft.causal_report import best_metric, check_fields, describe_data, fingerprint, report
 from accumft.cli import main
 from accumft.compute import configure_compute
 from accumft.data.chat import ChatEncoder
@@ -40,6 +35,11 @@ from accumft.run import Run, RunResult
 from accumft.schedule import build_schedule
 from accumft.step import train_step
 from accumft.synthetic.questions import generate_questions
+from accumft.tasks.causal import CausalLoss, choose_chunk, num_targets, row_sums, scores_of
+from accumft.tasks.causal_generation import generate
+from accumft.tasks.causal_model import build_small_llama, build_tokenizer, load_causal_lm, texts_of, word_counts
+from accumft.tasks.causal_packing import PaddedTargets, pack_causal
+from accumft.tasks.causal_report import best_metric, check_fields, describe_data, fingerprint, report
 from accumft.training import begin, set_up
 
 

@@ -18,12 +18,21 @@ from accelerate.utils import broadcast_object_list, set_seed
 from accumft.cached_step import cached_step, trial_loss
 from accumft.cli import main
 from accumft.compute import configure_compute
-from accumft.contrastive import Contrast
 from accumft.data.pair_batches import PairCollator, PairWindows, examples_of, tokenize_texts
 from accumft.data.pairs import PairData, load_pair_data, read_pair_tables
 from accumft.data.text import TextCollator
 from accumft.dry_run import RunPlan
-from accumft.embeddings import (
+from accumft.evaluation import predict
+from accumft.launch import leaves_no_state
+from accumft.models import fitting_length, position_limit, train_vocabulary
+from accumft.plan import Plan
+from accumft.preflight import preflight
+from accumft.recipe import TableRecipe, checked, refuse_unused
+from accumft.run import Run, RunResult
+from accumft.schedule import build_schedule
+from accumft.synthetic.pairs import load_synthetic_pairs
+from accumft.tasks.contrastive import Contrast
+from accumft.tasks.embeddings import (
     Embedder,
     Pooling,
     build_small_encoder,
@@ -32,11 +41,8 @@ from accumft.embeddings import (
     pooling_of,
     write_sentence_transformer_files,
 )
-from accumft.evaluation import predict
-from accumft.launch import leaves_no_state
-from accumft.models import fitting_length, position_limit, train_vocabulary
-from accumft.packed_encoder import pack_encoder
-from accumft.pair_scores import (
+from accumft.tasks.packed_encoder import pack_encoder
+from accumft.tasks.pair_scores import (
     PairScores,
     best_metric,
     check_fields,
@@ -46,12 +52,6 @@ from accumft.pair_scores import (
     report,
     score,
 )
-from accumft.plan import Plan
-from accumft.preflight import preflight
-from accumft.recipe import TableRecipe, checked, refuse_unused
-from accumft.run import Run, RunResult
-from accumft.schedule import build_schedule
-from accumft.synthetic.pairs import load_synthetic_pairs
 from accumft.training import begin, set_up
 
 

@@ -15,7 +15,6 @@ from typing import Any, Literal
 import torch
 from accelerate.utils import set_seed
 
-from accumft.classification import Scores, best_metric, loss_of, score
 from accumft.cli import main
 from accumft.compute import configure_compute
 from accumft.data.files import numbers_of
@@ -25,15 +24,6 @@ from accumft.data.images import ImageCollator, load_processor, output_size
 from accumft.data.windows import Batch
 from accumft.dry_run import RunPlan
 from accumft.evaluation import logits_of, predict
-from accumft.image_classification import augmentation_of, check_fields, describe_data, fingerprint, load_digits, report
-from accumft.image_models import (
-    build_small_vit,
-    check_batches,
-    choose_batch_norm,
-    fitting_size,
-    load_image_classifier,
-    with_lengths,
-)
 from accumft.launch import leaves_no_state
 from accumft.losses import ClassificationLoss
 from accumft.models import resolve_model_path
@@ -43,6 +33,23 @@ from accumft.recipe import TableRecipe, checked, refuse_unused
 from accumft.run import Run, RunResult
 from accumft.schedule import build_schedule
 from accumft.step import train_step
+from accumft.tasks.classification import Scores, best_metric, loss_of, score
+from accumft.tasks.image_classification import (
+    augmentation_of,
+    check_fields,
+    describe_data,
+    fingerprint,
+    load_digits,
+    report,
+)
+from accumft.tasks.image_models import (
+    build_small_vit,
+    check_batches,
+    choose_batch_norm,
+    fitting_size,
+    load_image_classifier,
+    with_lengths,
+)
 from accumft.training import begin, set_up
 
 

@@ -25,9 +25,6 @@ from accumft.data.text import TextCollator
 from accumft.data.windows import Batch
 from accumft.dry_run import RunPlan
 from accumft.launch import leaves_no_state
-from accumft.masked import MaskedLoss, evaluate_masked, num_masked, unigram_perplexity
-from accumft.masked_models import build_small_masked_bert, check_separation, load_masked_lm, pack_masked, sample_of
-from accumft.masked_report import about, check_fields, report_masked, resolve_metric
 from accumft.models import first_position, fitting_length, position_embedding, position_limit, train_vocabulary
 from accumft.plan import Plan
 from accumft.preflight import preflight
@@ -37,6 +34,15 @@ from accumft.run import Run, RunResult
 from accumft.schedule import build_schedule
 from accumft.step import train_step
 from accumft.synthetic import load_synthetic
+from accumft.tasks.masked import MaskedLoss, evaluate_masked, num_masked, unigram_perplexity
+from accumft.tasks.masked_models import (
+    build_small_masked_bert,
+    check_separation,
+    load_masked_lm,
+    pack_masked,
+    sample_of,
+)
+from accumft.tasks.masked_report import about, check_fields, report_masked, resolve_metric
 from accumft.training import begin, set_up
 
 

@@ -33,7 +33,9 @@ from accumft.preflight import preflight
 from accumft.recipe import TableRecipe, checked, refuse_unused
 from accumft.run import Run, RunResult
 from accumft.schedule import build_schedule
-from accumft.seq2seq import (
+from accumft.step import train_step
+from accumft.synthetic.dialogues import load_dialogues
+from accumft.tasks.seq2seq import (
     Seq2SeqScores,
     count_targets,
     fingerprint,
@@ -41,10 +43,8 @@ from accumft.seq2seq import (
     score_texts,
     target_loss_sum,
 )
-from accumft.seq2seq_models import build_small_t5, load_seq2seq, set_generation, side_limits, train_pieces
-from accumft.seq2seq_report import best_metric, check_fields, describe_pairs, report
-from accumft.step import train_step
-from accumft.synthetic.dialogues import load_dialogues
+from accumft.tasks.seq2seq_models import build_small_t5, load_seq2seq, set_generation, side_limits, train_pieces
+from accumft.tasks.seq2seq_report import best_metric, check_fields, describe_pairs, report
 from accumft.training import begin, set_up
 
 

@@ -15,7 +15,6 @@ import torch
 from accelerate.utils import broadcast_object_list, set_seed
 
 from accumft.agreement import check_agreement
-from accumft.classification import Scores, best_metric, check_fields, fingerprint, loss_of, report, score
 from accumft.cli import main
 from accumft.compute import configure_compute
 from accumft.data.files import cells_of, numbers_of
@@ -43,6 +42,7 @@ from accumft.run import Run, RunResult
 from accumft.schedule import build_schedule
 from accumft.step import train_step
 from accumft.synthetic import load_synthetic
+from accumft.tasks.classification import Scores, best_metric, check_fields, fingerprint, loss_of, report, score
 from accumft.training import begin, set_up
 
 

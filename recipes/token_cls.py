@@ -32,7 +32,7 @@ from accumft.run import Run, RunResult
 from accumft.schedule import build_schedule
 from accumft.step import train_step
 from accumft.synthetic.entities import load_synthetic_entities
-from accumft.token_classification import (
+from accumft.tasks.token_classification import (
     TokenScores,
     best_metric,
     check_fields,
@@ -41,9 +41,9 @@ from accumft.token_classification import (
     report,
     score,
 )
-from accumft.token_evaluation import predict_tokens
-from accumft.token_models import build_small_token_bert, load_token_classifier
-from accumft.token_packing import labelled, pack_tokens
+from accumft.tasks.token_evaluation import predict_tokens
+from accumft.tasks.token_models import build_small_token_bert, load_token_classifier
+from accumft.tasks.token_packing import labelled, pack_tokens
 from accumft.training import begin, set_up
 
 

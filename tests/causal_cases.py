@@ -7,9 +7,9 @@ import torch
 import transformers
 from datasets import Dataset
 
-from accumft.causal_model import SCRATCH_TEMPLATE, build_tokenizer, word_counts
 from accumft.data.chat import ChatEncoder
 from accumft.data.conversations import Example
+from accumft.tasks.causal_model import SCRATCH_TEMPLATE, build_tokenizer, word_counts
 
 VOCABULARY = 40
 SIZES = {

@@ -9,9 +9,9 @@ from tasks import TOKENS, USED, TinyModel, flat, inputs
 from torch import nn
 
 from accumft.cached_step import cached_step
-from accumft.contrastive import Contrast
 from accumft.data.windows import Window
 from accumft.step import StepResult
+from accumft.tasks.contrastive import Contrast
 
 WIDTH = 3
 DIMENSIONS = 6

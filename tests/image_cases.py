@@ -13,9 +13,9 @@ from PIL import Image
 from tasks import WEIGHTS, flat
 from torch import nn
 
-from accumft.image_models import freeze_batch_norm
 from accumft.losses import ClassificationLoss
 from accumft.step import StepResult, train_step
+from accumft.tasks.image_models import freeze_batch_norm
 
 CLASSES = {0: "bar", 1: "disc", 2: "grid", 3: "void"}
 SIDE = 16

@@ -10,11 +10,11 @@ from accumft.data.blocks import to_blocks
 from accumft.data.masking import Masking, MaskingCollator
 from accumft.data.text import TextCollator
 from accumft.data.windows import WindowDataset, lengths_of
-from accumft.masked import MaskedLoss, model_inputs, num_masked
-from accumft.masked_models import pack_masked, sample_of
 from accumft.models import train_vocabulary
 from accumft.plan import BatchSizes, Plan
 from accumft.step import StepResult, train_step
+from accumft.tasks.masked import MaskedLoss, model_inputs, num_masked
+from accumft.tasks.masked_models import pack_masked, sample_of
 from accumft.window_plan import WindowPlan
 
 WORDS = ["fever", "cough", "chest", "pain", "severe", "mild", "chronic", "patient", "reports", "denies", "nausea"]

@@ -11,8 +11,8 @@ from tasks import flat
 from accumft.data.target_tokens import PairCollator
 from accumft.data.windows import WindowDataset
 from accumft.plan import BatchSizes, Plan
-from accumft.seq2seq import count_targets, target_loss_sum
 from accumft.step import StepResult, train_step
+from accumft.tasks.seq2seq import count_targets, target_loss_sum
 from accumft.window_plan import WindowPlan
 
 VOCABULARY = 61
@@ -147,7 +147,7 @@ EVALUATIONS = [(1, None), (3, None), (64, None), (None, 40)]
 
 def speaking(family: str) -> Any:
     """A model whose texts differ from source to source: a new T5, whose embeddings are tied, would repeat its start."""
-    from accumft.seq2seq_models import set_generation
+    from accumft.tasks.seq2seq_models import set_generation
 
     model = tiny(family, torch.float64)
     set_generation(model, 2 if family == "bart" else None, 6)
@@ -162,7 +162,7 @@ def speaking(family: str) -> Any:
 def generated(accelerator: Accelerator, family: str, n: int, rows: int | None, tokens: int | None) -> Any:
     """Everything that an evaluation of n rows finds."""
     from accumft.cut import Limits
-    from accumft.seq2seq import generate_all
+    from accumft.tasks.seq2seq import generate_all
 
     model = speaking(family)
     model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -9,13 +9,13 @@ from causal_cases import EXAMPLES, encoder, tiny_tokenizer
 from causal_lm import CausalLmRecipe
 from datasets import Dataset
 
-from accumft.causal_model import END, SCRATCH_TEMPLATE, build_tokenizer, read_template, word_counts
-from accumft.causal_model import UNMARKED_TEMPLATE as UNMARKED
 from accumft.data.chat import IGNORED, ChatEncoder, _inside
 from accumft.data.chat_table import encode_split
 from accumft.data.conversations import Example, check_messages, load_conversations
 from accumft.errors import UserError
 from accumft.synthetic.questions import generate_questions, is_held_out
+from accumft.tasks.causal_model import END, SCRATCH_TEMPLATE, build_tokenizer, read_template, word_counts
+from accumft.tasks.causal_model import UNMARKED_TEMPLATE as UNMARKED
 
 MARKED_WITHOUT_END = SCRATCH_TEMPLATE.replace(
     "{{ message['content'] + '<|im_end|>' }}{% endgeneration %}",

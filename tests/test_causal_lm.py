@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from small import rows_of
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
-from accumft.causal_model import UNMARKED_TEMPLATE, build_small_llama, build_tokenizer, texts_of, word_counts
 from accumft.cli import main
 from accumft.errors import UserError
+from accumft.tasks.causal_model import UNMARKED_TEMPLATE, build_small_llama, build_tokenizer, texts_of, word_counts
 
 RECIPE = ROOT / "recipes" / "causal_lm.py"
 

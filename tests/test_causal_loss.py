@@ -13,14 +13,21 @@ from causal_lm import loss_sum, num_items
 from launching import launch
 from torch.overrides import TorchFunctionMode
 
-from accumft.causal import CausalLoss, choose_chunk, row_sums, scores_of, shifted, token_losses
-from accumft.causal_packing import IMPLEMENTATION, TOLERANCE, PackedTargets, PaddedTargets, difference, pack_causal
 from accumft.cut import Limits
 from accumft.data.windows import WindowDataset, split
 from accumft.errors import UserError
 from accumft.launch import make_accelerator
 from accumft.plan import Plan, resolve_batch_sizes
 from accumft.step import train_step
+from accumft.tasks.causal import CausalLoss, choose_chunk, row_sums, scores_of, shifted, token_losses
+from accumft.tasks.causal_packing import (
+    IMPLEMENTATION,
+    TOLERANCE,
+    PackedTargets,
+    PaddedTargets,
+    difference,
+    pack_causal,
+)
 from accumft.window_plan import WindowPlan
 
 FIELDS = {"padding_free": None, "torch_compile": False, "pad_to_multiple_of": None}

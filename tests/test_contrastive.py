@@ -13,16 +13,22 @@ import torch
 from contrastive import ContrastiveRecipe
 from contrastive_cases import LOSSES, contrast_of, embed, make_encoder, make_pairs, plain_loss
 
-from accumft.contrastive import Contrast, false_negatives
 from accumft.data.pair_batches import PairCollator, examples_of, tokenize_texts
 from accumft.data.pairs import PairData, groups, key_of, load_pair_data, read_pair_tables
-from accumft.embeddings import build_small_encoder, load_encoder, pool, pooling_of, write_sentence_transformer_files
-from accumft.embeddings import embed as embed_batch
 from accumft.errors import UserError
 from accumft.models import train_vocabulary
-from accumft.packed_encoder import pack_encoder
 from accumft.recipe import checked
 from accumft.synthetic.pairs import INTENTS, entities, generate_pairs
+from accumft.tasks.contrastive import Contrast, false_negatives
+from accumft.tasks.embeddings import (
+    build_small_encoder,
+    load_encoder,
+    pool,
+    pooling_of,
+    write_sentence_transformer_files,
+)
+from accumft.tasks.embeddings import embed as embed_batch
+from accumft.tasks.packed_encoder import pack_encoder
 
 RQE = Path("/work/shared/data/rqe/RQE_Train_8588_AMIA2016.xml")
 

@@ -9,12 +9,12 @@ from evaluation_cases import BATCH_SIZES, SIZES, WithLogits, collate, dataset_of
 from launching import launch
 from tasks import inputs, make_model, task_named
 
-from accumft.classification import score
 from accumft.cut import Limits
 from accumft.errors import NotEnoughMemoryError
 from accumft.evaluation import predict
 from accumft.launch import make_accelerator
 from accumft.losses import ClassificationLoss
+from accumft.tasks.classification import score
 
 NAMES = ["a", "b", "c", "d"]
 

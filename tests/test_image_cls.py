@@ -18,8 +18,8 @@ from small import rows_of
 
 from accumft.cli import load_recipe, main
 from accumft.errors import UserError
-from accumft.image_classification import load_digits
-from accumft.image_models import batch_norms, is_frozen, load_image_classifier, tokens_of_image
+from accumft.tasks.image_classification import load_digits
+from accumft.tasks.image_models import batch_norms, is_frozen, load_image_classifier, tokens_of_image
 
 PNEUMONIA = Path("/work/shared/data/pneumoniamnist/pneumoniamnist.npz")
 EFFICIENTNET = Path("/work/shared/models/efficientnet-lite0-hf")

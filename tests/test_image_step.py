@@ -12,9 +12,9 @@ from small import rows_of
 from step_cases import EFFECTIVE, ONE_PROCESS_CUTS, TWO_PROCESS_CUTS
 from tasks import flat, relative_error
 
-from accumft.image_models import batch_norms, check_batches, freeze_batch_norm, is_frozen
 from accumft.launch import make_accelerator
 from accumft.plan import BatchSizes, Plan
+from accumft.tasks.image_models import batch_norms, check_batches, freeze_batch_norm, is_frozen
 from accumft.window_plan import WindowPlan
 
 KINDS = ["vit", "convnext", "resnet", "efficientnet"]

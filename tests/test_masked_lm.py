@@ -15,7 +15,7 @@ from text_cls import TextClsRecipe
 from text_cls import run as run_text_cls
 
 from accumft.cli import main
-from accumft.masked_models import load_masked_lm, with_pooler
+from accumft.tasks.masked_models import load_masked_lm, with_pooler
 
 
 def small(output_dir: Path, **fields: Any) -> MaskedLmRecipe:

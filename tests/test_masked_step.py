@@ -14,8 +14,8 @@ from accumft.data.masking import IGNORED
 from accumft.data.windows import WindowDataset, lengths_of, shape_of, split
 from accumft.errors import NotEnoughMemoryError
 from accumft.launch import make_accelerator
-from accumft.masked import MaskedLoss, evaluate_masked, model_inputs, unigram_perplexity
-from accumft.masked_models import check_separation, pack_masked, sample_of
+from accumft.tasks.masked import MaskedLoss, evaluate_masked, model_inputs, unigram_perplexity
+from accumft.tasks.masked_models import check_separation, pack_masked, sample_of
 from accumft.window_plan import WindowPlan
 
 CUTS: list[dict[str, int]] = [{"rows": 16}, {"rows": 5}, {"rows": 1}, {"tokens": 40}, {"tokens": 100}]

@@ -12,8 +12,8 @@ from accumft.data.splits import read_splits
 from accumft.data.target_tokens import PairCollator, tokenize_pairs
 from accumft.data.targets import TargetData, load_targets
 from accumft.errors import UserError
-from accumft.seq2seq_models import build_small_t5, side_limits, train_pieces
 from accumft.synthetic.dialogues import generate_dialogues, is_held_out, load_dialogues, write_dialogue
+from accumft.tasks.seq2seq_models import build_small_t5, side_limits, train_pieces
 
 DATA = Path("/work/shared/data/mts-dialog")
 

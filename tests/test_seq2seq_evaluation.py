@@ -28,8 +28,8 @@ from tasks import flat, relative_error
 from accumft.errors import NonFiniteLossError, UserError
 from accumft.launch import make_accelerator
 from accumft.metrics.rouge import Words, first_line, is_exact, rouge_of
-from accumft.seq2seq import Generated, copying_baseline, score_texts
-from accumft.seq2seq_models import set_generation
+from accumft.tasks.seq2seq import Generated, copying_baseline, score_texts
+from accumft.tasks.seq2seq_models import set_generation
 
 PRECISION = {"t5": 1e-6, "bart": 1e-10}
 
@@ -115,7 +115,7 @@ def test_generation_settings_are_those_that_are_saved(tmp_path: Path) -> None:
 
 def test_a_compiled_model_generates_without_its_compiled_forward() -> None:
     """There is a shape for each token: nothing that it would pay to compile for."""
-    from accumft.seq2seq import _not_compiled
+    from accumft.tasks.seq2seq import _not_compiled
 
     def compiled(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("called")

@@ -23,8 +23,8 @@ from accumft.data.target_tokens import PairCollator
 from accumft.data.windows import Window, count, shape_of, split
 from accumft.embedding import window_embedding
 from accumft.launch import make_accelerator
-from accumft.seq2seq import count_targets, target_logits, target_loss_sum
 from accumft.step import train_step
+from accumft.tasks.seq2seq import count_targets, target_logits, target_loss_sum
 
 # T5 computes its norms and its softmax in float32 whatever its dtype.
 PRECISION = {"t5": 1e-6, "bart": 1e-10}

@@ -20,7 +20,7 @@ from accumft.data.token_text import text_of
 from accumft.data.tokens import IGNORED, tokenize_sentences
 from accumft.errors import UserError
 from accumft.synthetic.entities import load_synthetic_entities
-from accumft.token_classification import best_metric, score
+from accumft.tasks.token_classification import best_metric, score
 
 STEPS = 13  # of an epoch: 48 sentences in about 200 windows, 16 a step
 RECIPE = ROOT / "recipes" / "token_cls.py"

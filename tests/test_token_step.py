@@ -26,8 +26,8 @@ from accumft.data.windows import split
 from accumft.errors import UserError
 from accumft.launch import make_accelerator
 from accumft.step import train_step
-from accumft.token_evaluation import predict_tokens
-from accumft.token_packing import pack_tokens
+from accumft.tasks.token_evaluation import predict_tokens
+from accumft.tasks.token_packing import pack_tokens
 
 TAILS = [1, 2, 5, 15]
 

@@ -14,15 +14,15 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent / "recipes")]
 from causal_cases import EXAMPLES, encoder, model_of, rows_of_tokens  # noqa: E402
 from causal_lm import loss_sum, num_items  # noqa: E402
 
-from accumft.causal import CausalLoss, row_sums  # noqa: E402
-from accumft.causal_generation import generate  # noqa: E402
-from accumft.causal_model import build_small_llama  # noqa: E402
-from accumft.causal_packing import PaddedTargets, pack_causal  # noqa: E402
 from accumft.cut import Limits  # noqa: E402
 from accumft.data.windows import WindowDataset  # noqa: E402
 from accumft.launch import make_accelerator, prepare  # noqa: E402
 from accumft.plan import Plan, resolve_batch_sizes  # noqa: E402
 from accumft.step import train_step  # noqa: E402
+from accumft.tasks.causal import CausalLoss, row_sums  # noqa: E402
+from accumft.tasks.causal_generation import generate  # noqa: E402
+from accumft.tasks.causal_model import build_small_llama  # noqa: E402
+from accumft.tasks.causal_packing import PaddedTargets, pack_causal  # noqa: E402
 from accumft.window_plan import WindowPlan  # noqa: E402
 
 

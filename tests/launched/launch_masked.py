@@ -13,7 +13,7 @@ from masked_cases import blocks_of, collator, tiny_bert, train
 
 from accumft.cut import Limits
 from accumft.launch import make_accelerator
-from accumft.masked import MaskedLoss, evaluate_masked
+from accumft.tasks.masked import MaskedLoss, evaluate_masked
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from token_cases import tiny_model, tiny_tokenizer, train_on, windows_of  # noqa
 from accumft.cut import Limits  # noqa: E402
 from accumft.data.tokens import TokenCollator  # noqa: E402
 from accumft.launch import make_accelerator  # noqa: E402
-from accumft.token_evaluation import predict_tokens  # noqa: E402
+from accumft.tasks.token_evaluation import predict_tokens  # noqa: E402
 
 
 def main() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from accumft.classification import SPLIT_PREFIX
 from accumft.data.files import cells_of, numbers_of
 from accumft.data.targets import TargetData
 from accumft.errors import UserError
@@ -20,7 +19,8 @@ from accumft.recipe import refuse_unused
 from accumft.report.page import Task
 from accumft.report.text import metrics_table, printable
 from accumft.run import Run, RunResult
-from accumft.seq2seq import Seq2SeqScores, copying_baseline
+from accumft.tasks.classification import SPLIT_PREFIX
+from accumft.tasks.seq2seq import Seq2SeqScores, copying_baseline
 
 GREATER_IS_BETTER = {
     "rougeL": True,

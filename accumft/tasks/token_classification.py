@@ -10,7 +10,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from accumft.classification import SPLIT_PREFIX
 from accumft.data.tags import Sentence
 from accumft.data.token_splits import TokenData
 from accumft.data.token_text import text_of
@@ -25,6 +24,7 @@ from accumft.recipe import refuse_unused
 from accumft.report.entities import entity_task, write_entities
 from accumft.report.text import metrics_table, printable
 from accumft.run import Run, RunResult
+from accumft.tasks.classification import SPLIT_PREFIX
 
 GREATER_IS_BETTER = {"loss": False, **dict.fromkeys(ENTITY_METRICS, True)}
 

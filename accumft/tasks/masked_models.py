@@ -13,7 +13,6 @@ import torch
 from accumft.data.masking import IGNORED, MaskingCollator
 from accumft.data.windows import lengths_of
 from accumft.errors import UserError
-from accumft.masked import difference, model_inputs
 from accumft.models import (
     SCRATCH_POSITIONS,
     _load_error,
@@ -23,6 +22,7 @@ from accumft.models import (
     without_progress_bars,
 )
 from accumft.packing import IMPLEMENTATION, TOLERANCE, PackedCollator, packed_attention
+from accumft.tasks.masked import difference, model_inputs
 
 
 def load_masked_lm(

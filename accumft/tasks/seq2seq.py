@@ -20,7 +20,7 @@ from accumft.errors import NonFiniteLossError, NotEnoughMemoryError
 from accumft.evaluation import batches_by_length
 from accumft.memory_limit import REMEDIES, is_out_of_memory
 from accumft.metrics.rouge import TYPES, first_line, is_exact, rouge_of
-from accumft.seq2seq_models import perplexity
+from accumft.tasks.seq2seq_models import perplexity
 
 
 def target_logits(model: Any, batch: Batch) -> torch.Tensor:

@@ -9,11 +9,11 @@ import torch
 from accumft.cut import CostModel
 from accumft.data.pair_batches import PackedPairCollator, PairCollator
 from accumft.data.windows import lengths_of
-from accumft.embeddings import Pooling, embed
 from accumft.errors import UserError
 from accumft.models import first_position, position_embedding
 from accumft.packing import IMPLEMENTATION, TOLERANCE, PackedCollator, packed_attention
 from accumft.recipe import TrainingRecipe
+from accumft.tasks.embeddings import Pooling, embed
 
 
 def pack_encoder(

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from accumft.contrastive import Contrast
 from accumft.data.pairs import PairData, PairSplit
 from accumft.data.windows import lengths_of
 from accumft.errors import UserError
@@ -28,6 +27,7 @@ from accumft.recipe import refuse_unused
 from accumft.report.page import Task
 from accumft.report.pair_predictions import Ranking, write_pair_predictions
 from accumft.run import Run, RunResult
+from accumft.tasks.contrastive import Contrast
 
 PREFIX = {"validation": "eval", "test": "test"}
 _HUB_METRICS = {

@@ -41,7 +41,7 @@ def num_targets(batch: Batch) -> torch.Tensor:
 
 def inputs_of(batch: Batch) -> dict[str, Any]:
     """What of a batch the model takes. A packed one has a mask of four dimensions, which `transformers` passes on as it
-    is instead of making one of (tokens, tokens): `accumft.causal_packing` keeps the rows apart."""
+    is instead of making one of (tokens, tokens): `accumft.tasks.causal_packing` keeps the rows apart."""
     inputs = {name: value for name, value in batch.items() if name != "targets"}
     if "packing" in batch:
         inputs["attention_mask"] = batch["input_ids"].new_ones((1, 1, 1, 1))

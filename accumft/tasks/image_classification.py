@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from accumft.classification import PICTURE, SPLIT_PREFIX, Scores, note_single_prediction, plot_scores
 from accumft.data.files import ROW_COLUMN, is_saved_dataset, numbers_of, to_dataset
 from accumft.data.image_decoding import ArrayImages
 from accumft.data.image_files import ImageTable
@@ -17,13 +16,14 @@ from accumft.data.image_splits import ImageData
 from accumft.data.images import Augmentation
 from accumft.errors import UserError
 from accumft.finishing import leave_report, without_folders
-from accumft.image_models import batch_norms, is_frozen, tokens_of_image
 from accumft.outputs import check_output_dir
 from accumft.recipe import refuse_unused
 from accumft.report.card import classification_task
 from accumft.report.overview import describe_labels
 from accumft.report.text import printable
 from accumft.run import Run, RunResult
+from accumft.tasks.classification import PICTURE, SPLIT_PREFIX, Scores, note_single_prediction, plot_scores
+from accumft.tasks.image_models import batch_norms, is_frozen, tokens_of_image
 
 _TEXT_FILES = ("encoding", "delimiter", "quotechar", "column_names")
 _AUGMENTATION = ("horizontal_flip", "vertical_flip", "random_rotation", "random_crop", "brightness", "contrast")

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 
 from accumft.adapters import FIELDS, check_adapter_fields, describe_adapter, is_adapted, write_merged
-from accumft.causal_generation import Answer
-from accumft.classification import SPLIT_PREFIX
 from accumft.data.chat import IGNORED
 from accumft.data.chat_table import Truncation
 from accumft.data.conversations import ConversationData
@@ -21,6 +19,8 @@ from accumft.recipe import refuse_unused
 from accumft.report.page import Table, Task, markdown
 from accumft.report.text import printable
 from accumft.run import Run, RunResult
+from accumft.tasks.causal_generation import Answer
+from accumft.tasks.classification import SPLIT_PREFIX
 
 METRICS = {"loss": False, "perplexity": False, "exact_match": True}
 """Metrics of the task, and whether larger is better."""

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from accumft.adapters import base_of
-from accumft.causal import decoder_of, inputs_of, shifted
 from accumft.data.chat import IGNORED
 from accumft.data.windows import Batch, lengths_of
 from accumft.errors import UserError
 from accumft.packing import PackedCollator, Packing
 from accumft.recipe import TrainingRecipe
+from accumft.tasks.causal import decoder_of, inputs_of, shifted
 
 IMPLEMENTATION = "accumft_packed_causal"
 # Largest difference of a token's hidden state, packed against padded, as a share of how far the hidden states of

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from accumft.classification import SPLIT_PREFIX
 from accumft.data.raw_text import Corpus, is_raw
 from accumft.data.windows import lengths_of
 from accumft.errors import UserError
@@ -15,6 +14,7 @@ from accumft.outputs import check_output_dir
 from accumft.recipe import refuse_unused
 from accumft.report.page import Task
 from accumft.run import Run, RunResult
+from accumft.tasks.classification import SPLIT_PREFIX
 
 METRICS = {
     "perplexity": ("perplexity", "Perplexity"),
