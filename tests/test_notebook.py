@@ -15,8 +15,7 @@ NOTEBOOK = ROOT / "notebooks" / "text_cls.ipynb"
 NUMBER = r"([0-9.e+-]+)"
 
 
-@pytest.fixture(scope="module")
-def executed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[Any]], Path]:
+def execute(path: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[Any]], Path]:
     """(outputs by the id of their cell, the notebook's outputs/notebook folder)."""
     folder = tmp_path_factory.mktemp("notebook")
     settings = tmp_path_factory.mktemp("settings")
@@ -30,13 +29,18 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[A
         "GLOO_SOCKET_IFNAME": "lo",
         "CUDA_VISIBLE_DEVICES": "",
     }
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(
         notebook, timeout=280, kernel_name="python3", allow_errors=False, resources={"metadata": {"path": str(folder)}}
     )
     client.execute(env=environment)
     outputs = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
     return outputs, folder / "outputs" / "notebook"
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[Any]], Path]:
+    return execute(NOTEBOOK, tmp_path_factory)
 
 
 def printed(outputs: list[Any]) -> str:
@@ -60,7 +64,7 @@ def max_difference(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> 
 
 def test_committed_notebooks_are_valid_and_hold_no_outputs() -> None:
     paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
-    assert len(paths) == 1
+    assert len(paths) == 2
     for path in paths:
         # As it lies in the file: nbformat.read would add ids that are missing.
         notebook = json.loads(path.read_text(encoding="utf-8"))
@@ -141,3 +145,25 @@ def test_runs_stay_in_the_folder_of_the_kernel(executed: tuple[dict[str, list[An
     _, folder = executed
     # Each run once: a folder moved aside would mean that two runs wrote into one.
     assert sorted(path.name for path in folder.iterdir()) == ["accumulated", "minilm", "one_process", "two_processes"]
+
+
+def test_the_other_recipes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    outputs, folder = execute(ROOT / "notebooks" / "other_tasks.ipynb", tmp_path_factory)
+    shown = {
+        cell.removesuffix("-run"): found[-1]["data"]["text/plain"]
+        for cell, found in outputs.items()
+        if cell.endswith("-run")
+    }
+    assert list(shown) == ["token", "masked", "causal", "image", "pairs", "seq2seq"]
+    for task, metric in {
+        "token": "test_f1",
+        "masked": "eval_perplexity",
+        "causal": "eval_perplexity",
+        "image": "test_accuracy",
+        "pairs": "untouched_test_mrr",
+        "seq2seq": "test_rougeL",
+    }.items():
+        value = re.search(rf"'{metric}': {NUMBER}", shown[task])
+        assert value and float(value[1]) >= 0, (task, shown[task])
+    assert len(list(folder.glob("*/model.safetensors"))) == 6
+    assert len(list(folder.glob("*/checkpoints/step-*"))) >= 6
