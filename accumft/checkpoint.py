@@ -31,7 +31,7 @@ def steps_in(folder: Path) -> list[int]:
     """Steps of the checkpoints in a folder, ascending, whole or not; without the folder none."""
     try:
         found = [_NAME.fullmatch(path.name) for path in folder.iterdir() if path.is_dir()]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(int(match[1]) for match in found if match)
 
@@ -181,9 +181,14 @@ def link_or_copy(source: Path, target: Path) -> None:
         beside.unlink(missing_ok=True)
 
 
-def _entry(path: Path) -> dict[str, Any]:
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file."""
     with path.open("rb") as file:
-        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    return {"size": path.stat().st_size, "sha256": digest_of(path)}
 
 
 def _sync(path: Path) -> None:

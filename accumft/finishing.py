@@ -49,7 +49,7 @@ def _leave_report(
         model_name=run.output_dir.name,
         recipe={name: without_folders(name, value) for name, value in run.recipe_values.items()},
         results=result.metrics,
-        data="\n".join(data),
+        data="\n".join([*data, *run.progress.changes]),
         base_model=None if base is None else without_folders("model_name_or_path", base),
         plots=plots,
     )

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 from accumft.checkpoint import FOLDER, damage, name_of, prune, write
 from accumft.errors import OutputError
-from accumft.outputs import export_model, load_weights, save_model
+from accumft.outputs import export_model, holds_model_of, load_weights, save_model
 from accumft.state import Progress, save_state
 
 # What a full disk, a lost mount or a quota raises: Python, safetensors' writer, torch's.
@@ -121,12 +121,16 @@ class Keeper:
             step = progress.best_step
         if step != progress.step:
             checkpoint = self.folder / name_of(step)
-            if problem := damage(checkpoint):
-                raise OutputError(f"the best model cannot be loaded from {checkpoint}: {problem}")
-            load_weights(bare, checkpoint)
-            if self.exported != step and not self._export(step):
-                raise OutputError(self._unsaved("its disk"))
-        elif self.exported != step and not ((self.newest == step or self.save(progress)) and self._export(step)):
+            problem = damage(checkpoint)
+            if problem is None or holds_model_of(self.output_dir, step):
+                load_weights(bare, checkpoint if problem is None else self.output_dir)
+                if self.exported != step and not holds_model_of(self.output_dir, step) and not self._export(step):
+                    raise OutputError(self._unsaved("its disk"))
+                self.exported = step
+                return step
+            self.tell({}, f"the best model is lost ({checkpoint}: {problem}): the last one is kept")
+            step = progress.step
+        if self.exported != step and not ((self.newest == step or self.save(progress)) and self._export(step)):
             # Room for the optimizer's state there is none; for the model alone there may be.
             try:
                 save_model(bare, self.processor, self.output_dir)
@@ -137,7 +141,7 @@ class Keeper:
 
     def _export(self, step: int) -> bool:
         try:
-            export_model(self.folder / name_of(step), self.output_dir)
+            export_model(self.folder / name_of(step), self.output_dir, step)
         except WRITE_ERRORS as error:
             self.tell({}, f"step {step}: the model could not be put into {self.output_dir} ({_short(error)})")
             return False

@@ -15,7 +15,12 @@ GROW_AFTER, GROW_AFTER_AT_MOST = 100, 10_000
 GROWTH = 1.25
 
 # Allocators that fail on the CPU outside of torch's own: oneDNN's, which says no more than this, and C++'s.
-_CPU_MESSAGES = ("could not create a primitive", "could not create a memory", "std::bad_alloc")
+_CPU_MESSAGES = (
+    "could not create a primitive",
+    "could not create a memory",
+    "std::bad_alloc",
+    "Cannot allocate memory",
+)
 
 REMEDIES = "lower --max_length, or use --gradient_checkpointing or --mixed_precision bf16 or fp16"
 

@@ -14,11 +14,13 @@ import torch
 from filelock import FileLock, Timeout
 
 from accumft.adapters import ADAPTER_CONFIG, is_adapted, load_adapter, write_adapter
-from accumft.checkpoint import MANIFEST, link_or_copy
+from accumft.checkpoint import FOLDER, MANIFEST, digest_of, link_or_copy, steps_in
 from accumft.errors import OutputError, UserError
 from accumft.models import without_progress_bars
 
 _logger = logging.getLogger(__name__)
+
+_EXPORTED = ".exported.json"
 
 NOT_OF_THE_MODEL = (MANIFEST, "optimizer.pt", "state.json", "recipe.yaml")
 """Files of a checkpoint that `from_pretrained` does not want."""
@@ -32,15 +34,27 @@ class MetricsLog:
         Args:
             kept: rows of an earlier start that it begins with.
         """
-        self._waiting: list[str] = []
-        beside = path.with_name(f".{path.name}")
-        beside.write_text("".join(to_json(row) + "\n" for row in kept), encoding="utf-8")
-        self._file = open(beside, "ab", buffering=0)  # noqa: SIM115
-        os.replace(beside, path)
+        self._path, self._waiting = path, [to_json(row) + "\n" for row in kept]
+        self._written: list[str] = []
+        self._file = self._begin()
+
+    def _begin(self) -> Any:
+        """The file with all rows so far, in its place."""
+        beside = self._path.with_name(f".{self._path.name}")
+        beside.write_text("".join(self._written + self._waiting), encoding="utf-8")
+        self._written, self._waiting = self._written + self._waiting, []
+        file = open(beside, "ab", buffering=0)  # noqa: SIM115
+        os.replace(beside, self._path)
+        return file
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Adds a row, and those that still wait."""
         self._waiting.append(to_json(row) + "\n")
+        if not self._path.exists():  # somebody has deleted it
+            with suppress(OSError):
+                self._file.close()
+                self._file = self._begin()
+            return
         good = self._file.seek(0, os.SEEK_END)
         text = "".join(self._waiting).encode()
         try:
@@ -53,6 +67,7 @@ class MetricsLog:
             with suppress(OSError):
                 self._file.truncate(good)
             return
+        self._written += self._waiting
         self._waiting.clear()
 
     def close(self) -> None:
@@ -83,7 +98,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with suppress(ValueError):
                 rows.append(json.loads(line))
-    return rows
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def check_output_dir(output_dir: str, inputs: Iterable[str | None]) -> Path:
@@ -101,7 +116,7 @@ def check_output_dir(output_dir: str, inputs: Iterable[str | None]) -> Path:
             return path
         if not path.is_dir():
             raise UserError(f"--output_dir {output_dir}: a file; name a folder")
-        if any(path.iterdir()) and not (path / "recipe.yaml").exists():
+        if not _is_of_a_run(path) and any(not entry.name.startswith(".") for entry in path.iterdir()):
             raise UserError(f"--output_dir {output_dir}: holds files that are not of an earlier run; name a new folder")
         kept = [Path.cwd(), *(Path(name).expanduser().resolve() for name in inputs if name and Path(name).exists())]
         if inside := [place for place in kept if place == path or path in place.parents]:
@@ -120,7 +135,7 @@ def claim_output_dir(path: Path, goes_on: bool = False) -> FileLock:
         goes_on: this run goes on with the earlier one in it, which stays where it is.
     """
     try:
-        if (path / "recipe.yaml").exists():
+        if _is_of_a_run(path):
             # Not while that run is still going on.
             lock = _lock(path)
             if goes_on:
@@ -137,12 +152,19 @@ def claim_output_dir(path: Path, goes_on: bool = False) -> FileLock:
         raise UserError(f"--output_dir {path}: not writable ({error.strerror}); name another folder") from error
 
 
+def _is_of_a_run(path: Path) -> bool:
+    """Whether a run has been at work in the folder: it may have been killed before it could write its recipe."""
+    return (path / "recipe.yaml").exists() or bool(steps_in(path / FOLDER))
+
+
 def _lock(path: Path) -> FileLock:
     lock = FileLock(path / ".lock")
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise UserError(f"--output_dir {path}: another run is going on in it; name another folder") from error
+        raise UserError(
+            f"--output_dir {path}: another run is going on in it; wait until it has ended, or name another folder"
+        ) from error
     return lock
 
 
@@ -150,7 +172,10 @@ def save_recipe(values: Mapping[str, Any], path: Path) -> None:
     """A recipe's values as YAML, for `--config`."""
     import yaml
 
-    path.write_text(yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    text = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
+    beside = path.with_name(f".{path.name}")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)
 
 
 def to_json(values: Mapping[str, Any], indent: int | None = None) -> str:
@@ -189,11 +214,32 @@ def save_model(model: Any, processor: Any, folder: Path) -> None:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def export_model(checkpoint: Path, folder: Path) -> None:
-    """Puts the model of a checkpoint into a run's folder: the same files, so that it takes no room."""
+def export_model(checkpoint: Path, folder: Path, step: int) -> None:
+    """Puts the model of a checkpoint into a run's folder, as copies: whoever saves into that folder must not change the
+    checkpoint. Where there is no room for them, as links."""
+    digests = {}
     for file in sorted(checkpoint.iterdir()):
-        if file.name not in NOT_OF_THE_MODEL:
+        if file.name in NOT_OF_THE_MODEL:
+            continue
+        beside = folder / f".{file.name}.new"
+        try:
+            shutil.copyfile(file, beside)
+            os.replace(beside, folder / file.name)
+        except OSError:
+            beside.unlink(missing_ok=True)
             link_or_copy(file, folder / file.name)
+        digests[file.name] = digest_of(folder / file.name)
+    (folder / _EXPORTED).write_text(json.dumps({"step": step, "files": digests}), encoding="utf-8")
+
+
+def holds_model_of(folder: Path, step: int) -> bool:
+    """Whether the model in a run's folder is still, to the last bit, the one that `export_model` put there."""
+    try:
+        exported = json.loads((folder / _EXPORTED).read_text(encoding="utf-8"))
+        files = dict(exported["files"])
+        return exported["step"] == step and all(digest_of(folder / name) == digest for name, digest in files.items())
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def load_weights(model: Any, folder: Path) -> None:

@@ -24,12 +24,15 @@ from accumft.checkpoint import (
     write,
 )
 from accumft.errors import UserError
-from accumft.outputs import read_metrics
+from accumft.outputs import holds_model_of, read_metrics
 from accumft.state import Progress, read_progress
 
 _logger = logging.getLogger(__name__)
 
 _TOLD = "told.json"
+
+# By so many fields versions of a recipe may differ; two recipes differ by more.
+_FIELDS_OF_ANOTHER_VERSION = 6
 
 # Fields that change no number of the training, or (the cut) none beyond rounding.
 _FREE = {
@@ -58,7 +61,8 @@ _FREE = {
 _PLACES = {"train_file", "validation_file", "test_file", "dataset_name", "dataset_config_name", "encoding", "delimiter"}
 _PLACES |= {"quotechar", "column_names", "on_bad_row", "max_eval_samples", "trust_remote_code"}
 # What a run cannot take over: the order of the examples, what the saved tensors belong to.
-_FIXED = {"effective_batch_size", "seed", "optim", "from_scratch", "model_name_or_path", "problem_type"}
+_FIXED = {"use_peft", "lora_r", "lora_target_modules", "lora_modules_to_save", "use_dora"}
+_FIXED |= {"effective_batch_size", "seed", "optim", "from_scratch", "model_name_or_path", "problem_type"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,8 @@ class Resumed:
     """Rows of metrics.jsonl up to it."""
     logged: frozenset[tuple[int, str]]
     """What trackers have seen already: (step, kind of row)."""
+    changes: tuple[str, ...] = ()
+    """What the recipe has other than the checkpoint's."""
     best_is_lost: bool = False
     """Whether the checkpoint of its best model is gone or damaged: a new best one must be found."""
 
@@ -117,6 +123,11 @@ def find_checkpoint(value: bool | str | None, output_dir: Path) -> Path | None:
     return found
 
 
+def is_in(checkpoint: Path, output_dir: Path) -> bool:
+    """Whether a checkpoint is one of the run in that folder, whatever links lead there."""
+    return checkpoint.parent.resolve() == (output_dir / FOLDER).resolve()
+
+
 def resume(checkpoint: Path, output_dir: Path) -> Resumed:
     """Makes the output folder ready to go on from a checkpoint: rows and checkpoints of later steps go out of the way.
 
@@ -125,7 +136,7 @@ def resume(checkpoint: Path, output_dir: Path) -> Resumed:
     """
     folder = output_dir / FOLDER
     progress = read_progress(checkpoint)
-    in_place = checkpoint.parent == folder
+    in_place = is_in(checkpoint, output_dir)
     rows = [row for row in read_metrics(checkpoint.parent.parent / "metrics.jsonl") if "step" in row]
     history = [row for row in rows if _is_before(row, progress)]
     if in_place:
@@ -137,8 +148,13 @@ def resume(checkpoint: Path, output_dir: Path) -> Resumed:
             _take_over(checkpoint.parent, folder, step)
     # The trackers of another folder may be others, and have been told nothing.
     logged = _told(folder, rows) if in_place else frozenset()
-    best_is_lost = progress.best_step is not None and damage(folder / name_of(progress.best_step)) is not None
-    return Resumed(checkpoint, in_place, history, logged, best_is_lost)
+    best = progress.best_step
+    best_is_lost = (
+        best is not None
+        and damage(folder / name_of(best)) is not None
+        and not (in_place and holds_model_of(output_dir, best))
+    )
+    return Resumed(checkpoint, in_place, history, logged, best_is_lost=best_is_lost)
 
 
 def _told(folder: Path, rows: Sequence[Mapping[str, Any]]) -> frozenset[tuple[int, str]]:
@@ -157,7 +173,9 @@ def _told(folder: Path, rows: Sequence[Mapping[str, Any]]) -> frozenset[tuple[in
 
 def kind_of(row: Mapping[str, Any]) -> str:
     """Whether a row of metrics.jsonl is of a step, an evaluation or a checkpoint."""
-    return next((kind for kind in ("eval", "save") if any(name.startswith(f"{kind}_") for name in row)), "step")
+    return next(
+        (kind for kind in ("eval", "save", "resumed") if any(name.startswith(f"{kind}_") for name in row)), "step"
+    )
 
 
 def _is_before(row: Mapping[str, Any], progress: Progress) -> bool:
@@ -198,17 +216,19 @@ def check_recipe(checkpoint: Path, values: Mapping[str, Any], fingerprint: Mappi
     differing = [name for name in values if name in saved and not _same(name, values[name], saved[name])]
     fixed = [name for name in differing if name in _FIXED]
     progress = read_progress(checkpoint)
+    if len(set(values) ^ set(saved)) > _FIELDS_OF_ANOTHER_VERSION and saved:
+        raise UserError(f"{checkpoint} was made by another recipe: resume it with that one")
     if fixed:
         shown = ", ".join(f"--{name} {values[name]} (there {saved[name]})" for name in fixed)
         raise UserError(
             f"{checkpoint} cannot go on with {shown}: give the values it was begun with, or leave "
             "--resume_from_checkpoint out to begin anew"
         )
-    known = [name for name in fingerprint if name in progress.fingerprint]
+    known = [name for name in fingerprint if name in progress.fingerprint and name != "validation"]
     if other := [name for name in known if fingerprint[name] != progress.fingerprint[name]]:
         shown = ", ".join(f"{name} {fingerprint[name]} (there {progress.fingerprint[name]})" for name in other)
         # One of these may be why.
-        shown += "".join(f", --{name} {values[name]} (there {saved[name]})" for name in differing)
+        shown += "".join(f", --{name} {values[name]} (there {saved[name]})" for name in differing if _is_of_data(name))
         raise UserError(
             f"{checkpoint} was made with other training data: {shown}; resume with the data it was begun with, or "
             "leave --resume_from_checkpoint out to begin anew"
@@ -217,8 +237,14 @@ def check_recipe(checkpoint: Path, values: Mapping[str, Any], fingerprint: Mappi
     return [f"{name}: {saved[name]} before, {values[name]} from here on" for name in listed]
 
 
+def _is_of_data(name: str) -> bool:
+    """Whether a field decides what the training data is."""
+    shaping = ("max_train_samples", "validation_split", "long_text", "window_overlap", "max_length")
+    return name in _PLACES or name in shaping or name.endswith("_column") or name.startswith(("synthetic_", "on_bad_"))
+
+
 def _same(name: str, value: Any, saved: Any) -> bool:
-    if name in _FREE:
+    if name in _FREE or (name == "problem_type" and None in (value, saved)):
         return True
     if name == "model_name_or_path":
         # A folder may lie elsewhere on another machine.

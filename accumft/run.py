@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from accelerate import Accelerator
@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from accumft.agreement import check_agreement, versions
 from accumft.compute import is_compiled, num_compilations
 from accumft.data.windows import Window, WindowDataset
-from accumft.errors import EmptyWindowError, NonFiniteLossError, NotEnoughMemoryError
+from accumft.errors import EmptyWindowError, NonFiniteLossError, NotEnoughMemoryError, OutputError
 from accumft.keeping import Keeper
 from accumft.memory_limit import MemoryLimit
 from accumft.outputs import to_json
@@ -97,6 +97,7 @@ class Run:
         self.output_dir = Path(recipe.output_dir).expanduser().resolve()
         self.progress = Progress(
             best_metric=self.best_metric,
+            greater_is_better=self.greater_is_better,
             fingerprint=dict(fingerprint or {}),
             num_processes=accelerator.num_processes,
             versions=versions(),
@@ -191,20 +192,22 @@ class Run:
 
     def _start(self) -> None:
         """Claims the output folder, and takes the state over from a checkpoint if the recipe wants it."""
-        fresh, total = self.progress, self.plan.total_steps
-        found = on_main(
-            self.accelerator, lambda: self._folder.open(self.recipe, self.recipe_values, fresh.fingerprint, total)
-        )
+        fresh, total, values = self.progress, self.plan.total_steps, self.recipe_values
+        checkpoint = on_main(self.accelerator, lambda: self._folder.open(self.recipe, values, fresh.fingerprint, total))
+        if checkpoint is not None:
+            things = (self.accelerator, self.model, self.optimizer, self.scheduler, self.stateful)
+            self.progress = load_state(checkpoint, *things)
+        # Only now, when the state is known to fit, is anything in the folder changed.
+        found = on_main(self.accelerator, lambda: self._folder.begin(checkpoint, values, total))
         fresh.run_id = on_main(self.accelerator, lambda: uuid.uuid4().hex)
         if found is None:
             return
-        things = (self.accelerator, self.model, self.optimizer, self.scheduler, self.stateful)
-        self.progress = load_state(found.checkpoint, *things)
-        for name in ("fingerprint", "versions", "num_processes"):
-            setattr(self.progress, name, getattr(fresh, name))
-        if self.progress.best_metric != fresh.best_metric:
-            self.progress.best_metric, self.progress.best_value, self.progress.best_step = fresh.best_metric, None, None
-            self.progress.evaluations_without_gain, self.progress.stop_reason = 0, None
+        if found.changes:
+            changed = f"from step {self.step} on: {'; '.join(found.changes)}"
+            self.progress.changes = [*self.progress.changes, changed]
+            self._folder.write({"step": self.step, **self._epoch(self.step), "resumed_with": found.changes})
+        for line in self.progress.go_on_as(fresh, self.recipe.early_stopping_patience, self.evaluate is not None):
+            self.accelerator.print(line)
         if found.best_is_lost and self.recipe.load_best_model_at_end and self.progress.best_step is not None:
             self.accelerator.print(
                 f"the best model so far (step {self.progress.best_step}) has no whole checkpoint any more: the best "
@@ -227,7 +230,7 @@ class Run:
         loader = iter(dataset.loader(self.step, self.recipe.dataloader_num_workers, pin_memory=device.type == "cuda"))
         started = time.perf_counter()
         while self.step < self.plan.total_steps and self.progress.stop_reason is None:
-            window = next(loader).to(device)
+            window = self._next(loader).to(device)
             self._data_seconds = time.perf_counter() - started
             step = self.step
             while self.step == step:
@@ -240,10 +243,21 @@ class Run:
                 self._data_seconds = 0.0
         self._bar.close()
         if signum := self._asked_to_stop():  # in the last evaluation
-            self._save_and_wait()
-            raise Interrupted(signum)
+            self._end_early(signum)
         # What is still to be done, a killed run does again from its last checkpoint.
         self._signals.close()
+
+    def _next(self, loader: Iterator[Window]) -> Window:
+        try:
+            return next(loader)
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            self.keeper.save(self.progress)
+            raise OutputError(
+                f"step {self.step + 1}: {str(error).splitlines()[0]}; a checkpoint of step {self.step} is saved: run "
+                "again with --resume_from_checkpoint true"
+            ) from error
 
     def after_step(self, result: StepResult) -> None:
         """Logs the step, counts it if it was made, and does what is due: checkpoint, evaluation, the end.
@@ -277,12 +291,18 @@ class Run:
         progress.pending_evaluation = result.stepped and evaluation_due
         signum = self._asked_to_stop()
         if signum:
-            self._save_and_wait()
-            raise Interrupted(signum)
+            self._end_early(signum)
         if result.stepped and save_due:
             self.keeper.save(progress)
         if progress.pending_evaluation:
             self._evaluate()
+
+    def _end_early(self, signum: int) -> NoReturn:
+        self._save_and_wait()
+        why = signal.Signals(signum).name if self._signals.signum else f"--max_runtime {self.recipe.max_runtime}"
+        saved = f"a checkpoint of step {self.step} is saved" if self.keeper.newest == self.step else "nothing was saved"
+        self.print(f"{why}: {saved}; the same command with --resume_from_checkpoint true goes on")
+        raise Interrupted(signum)
 
     def _save_and_wait(self) -> None:
         """Before every process ends: one that is gone must not end the one that still writes."""
@@ -363,6 +383,8 @@ class Run:
             "train_examples_per_second": round(self.progress.examples / seconds, 3),
             "train_tokens_per_second": round(self.progress.tokens / seconds, 3),
         }
+        if self.progress.changes:
+            results["changed_on_resume"] = self.progress.changes
         if is_compiled(self.accelerator.unwrap_model(self.model)):
             results["compilations"] = num_compilations()
         if self.is_main:

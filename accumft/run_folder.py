@@ -1,14 +1,17 @@
 """A run's output folder while the run goes on: claimed, made ready to go on from a checkpoint, its log written."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from accumft.checkpoint import FOLDER
+from filelock import FileLock
+
+from accumft.checkpoint import FOLDER, steps_in, tidy
 from accumft.errors import UserError
 from accumft.outputs import MetricsLog, claim_output_dir, save_recipe
 from accumft.recipe import TrainingRecipe
-from accumft.resume import Resumed, check_recipe, find_checkpoint, kind_of, resume, wants_to_resume
+from accumft.resume import Resumed, check_recipe, find_checkpoint, is_in, kind_of, resume, wants_to_resume
 from accumft.state import read_progress
 
 
@@ -22,11 +25,12 @@ class RunFolder:
         self._logged: frozenset[tuple[int, str]] = frozenset()
         self._log: MetricsLog | None = None
         self._lock: Any = None
+        self._changes: list[str] = []
 
     def open(
         self, recipe: TrainingRecipe, values: Mapping[str, Any], fingerprint: Mapping[str, Any], total_steps: int
-    ) -> Resumed | None:
-        """Claims the folder and begins its files; what the run goes on with, if the recipe wants it.
+    ) -> Path | None:
+        """Claims the folder; the checkpoint that the run goes on from, if the recipe wants it. No file is written yet.
 
         Args:
             values: the resolved recipe.
@@ -36,14 +40,22 @@ class RunFolder:
             UserError: the folder cannot be had, or the run not go on.
         """
         wanted = recipe.resume_from_checkpoint
+        if wants_to_resume(wanted) and steps_in(self.path / FOLDER):
+            # What a killed run was in the middle of is put in order first, if no other is at work there.
+            lock = claim_output_dir(self.path, goes_on=True)
+            tidy(self.path / FOLDER)
+            _give_up(lock)
         checkpoint = find_checkpoint(wanted, self.path)
         if checkpoint is not None:
             # Before an earlier run is moved aside, and anything is written.
             self._check(checkpoint, values, fingerprint, total_steps)
         elif wants_to_resume(wanted):
             print(f"--resume_from_checkpoint {wanted}: no checkpoint in {self.path} yet: from the beginning")
-        in_place = checkpoint is not None and checkpoint.parent == self.path / FOLDER
-        self._lock = claim_output_dir(self.path, in_place)
+        self._lock = claim_output_dir(self.path, checkpoint is not None and is_in(checkpoint, self.path))
+        return checkpoint
+
+    def begin(self, checkpoint: Path | None, values: Mapping[str, Any], total_steps: int) -> Resumed | None:
+        """Begins the run's files, once it is sure that the run can go on from the checkpoint."""
         try:
             return self._begin(checkpoint, values, total_steps)
         except OSError as error:
@@ -51,9 +63,9 @@ class RunFolder:
             raise UserError(f"--output_dir {self.path}: not writable ({reason}); name another folder") from error
 
     def _begin(self, checkpoint: Path | None, values: Mapping[str, Any], total_steps: int) -> Resumed | None:
-        """In a folder that is this run's own."""
         found = None if checkpoint is None else resume(checkpoint, self.path)
         if found:
+            found = replace(found, changes=tuple(self._changes))
             print(f"goes on from {found.checkpoint} (step {read_progress(found.checkpoint).step} of {total_steps})")
             self.history, self._logged = found.history, found.logged
         save_recipe(values, self.path / "recipe.yaml")
@@ -70,6 +82,7 @@ class RunFolder:
                 f"{checkpoint} is of step {step}, and this run has {total_steps}: raise --num_train_epochs or "
                 "--max_steps"
             )
+        self._changes = lines
         for line in lines:
             print(f"other than when the checkpoint was saved: {line}")
 
@@ -86,5 +99,10 @@ class RunFolder:
         if self._log is not None:
             self._log.close()
         if self._lock is not None:
-            self._lock.release()
-            Path(self._lock.lock_file).unlink(missing_ok=True)
+            _give_up(self._lock)
+
+
+def _give_up(lock: FileLock) -> None:
+    # Its file while it is held: another that takes the name then makes a file of its own.
+    Path(lock.lock_file).unlink(missing_ok=True)
+    lock.release()

@@ -9,6 +9,7 @@ The order of examples and the random numbers of a step are functions of the seed
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -37,6 +38,7 @@ class Progress:
     pending_evaluation: bool = False
     """Whether the evaluation that is due at this step is still to be made."""
     best_metric: str = ""
+    greater_is_better: bool = True
     best_value: float | None = None
     best_step: int | None = None
     """Of the best evaluated model."""
@@ -46,6 +48,8 @@ class Progress:
     examples: int = 0
     training_seconds: float = 0.0
     data_seconds: float = 0.0
+    changes: list[str] = field(default_factory=list)
+    """What was changed in the recipe when the run was resumed, and from which step on."""
     run_id: str = ""
     """Names the run to trackers, over all its restarts."""
     fingerprint: dict[str, Any] = field(default_factory=dict)
@@ -60,13 +64,43 @@ class Progress:
             value: of `best_metric`; None: undefined, which is no gain.
         """
         best = self.best_value
-        better = value is not None and (best is None or (value > best if greater_is_better else value < best))
+        better = (
+            value is not None
+            and math.isfinite(value)
+            and (best is None or (value > best if greater_is_better else value < best))
+        )
         self.evaluations_without_gain = 0 if better else self.evaluations_without_gain + 1
         if better:
             self.best_value, self.best_step = value, self.step
+        self._stop_if_due(patience)
+        return better
+
+    def _stop_if_due(self, patience: int | None) -> None:
+        self.stop_reason = None
         if patience is not None and self.evaluations_without_gain >= patience:
             self.stop_reason = f"no better eval_{self.best_metric} in {patience} evaluation(s)"
-        return better
+
+    def go_on_as(self, fresh: "Progress", patience: int | None, evaluates: bool) -> list[str]:
+        """Takes over what a run that goes on says of itself: lines on what no longer holds.
+
+        Args:
+            fresh: of that run, before its first step.
+            patience: its early_stopping_patience.
+            evaluates: whether it has evaluations.
+        """
+        lines = []
+        same = self.fingerprint.get("validation") == fresh.fingerprint.get("validation")
+        measure = (self.best_metric, self.greater_is_better) == (fresh.best_metric, fresh.greater_is_better)
+        if self.best_step is not None and not (same and measure and evaluates):
+            why = "other validation data" if measure else "another metric_for_best_model"
+            lines.append(f"{why}: the best model is picked among the evaluations from here on")
+        if not (same and measure and evaluates):
+            self.best_value, self.best_step, self.evaluations_without_gain = None, None, 0
+        for name in ("best_metric", "greater_is_better", "fingerprint", "versions", "num_processes"):
+            setattr(self, name, getattr(fresh, name))
+        self.pending_evaluation = self.pending_evaluation and evaluates
+        self._stop_if_due(patience)
+        return lines
 
 
 def save_state(
@@ -95,6 +129,8 @@ def read_progress(checkpoint: Path) -> Progress:
     """The progress that a whole checkpoint holds."""
     values = json.loads((checkpoint / "state.json").read_text(encoding="utf-8"))
     values.pop("scaler")
+    if isinstance(values["best_value"], str):  # JSON has no infinity
+        values["best_value"] = None
     return Progress(**values)
 
 

@@ -9,7 +9,8 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from accumft.data.windows import Window, count
-from accumft.errors import EmptyWindowError, NonFiniteLossError
+from accumft.errors import EmptyWindowError, NonFiniteLossError, NotEnoughMemoryError
+from accumft.memory_limit import REMEDIES, is_out_of_memory
 
 # fp16 gradients that overflow even at this scale come from the forward pass, which no scale mends. The scaler starts
 # at 65,536 and halves, so that about thirty attempts at one window come before it.
@@ -93,14 +94,20 @@ def update(
         raise _not_finite(window, losses, loss, norm_value)
 
     learning_rate = optimizer.param_groups[0]["lr"]
-    stepped = True
-    if scaler is None:
+    # The scale falls when, and only when, the update was skipped. `step_was_skipped` misses fused optimizers.
+    before = 0.0 if scaler is None else scaler.get_scale()
+    try:
         optimizer.step()
-    else:
-        # The scale falls when, and only when, the update was skipped. `step_was_skipped` misses fused optimizers.
-        before = scaler.get_scale()
-        optimizer.step()
-        stepped = scaler.get_scale() >= before
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        halfway = NotEnoughMemoryError(
+            f"step {window.step + 1}: out of memory in the optimizer's update, which may be half made; go on from the "
+            f"last checkpoint with --resume_from_checkpoint true, and --optim adafactor or sgd, or {REMEDIES}"
+        )
+        halfway.everywhere = False  # nor are the weights to be saved
+        raise halfway from error
+    stepped = scaler is None or scaler.get_scale() >= before
     optimizer.zero_grad()
     if scaler is not None and not stepped and scaler.get_scale() < MIN_LOSS_SCALE:
         raise _not_finite(window, losses, loss, norm_value, f" at an fp16 loss scale of {scaler.get_scale()}")

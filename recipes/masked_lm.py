@@ -4,8 +4,8 @@
     accelerate launch recipes/masked_lm.py --train_file notes.txt --output_dir outputs/notes
 
 With no arguments it adapts MiniLM, which gets a new head, to 720 synthetic clinical notes, in about two minutes on two
-cores. The perplexity over a fixed mask of whole words in unseen notes falls from 44,090 to 99 by step 136 of 188
-(seed 42), where the frequency of the tokens alone gives 778.
+cores. The perplexity over a fixed mask of whole words in unseen notes falls from 46,184 to 78 to 80 (validation and
+test, seed 42), where the frequency of the tokens alone gives 778 and 817.
 """
 
 from dataclasses import dataclass, replace

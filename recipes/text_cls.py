@@ -64,8 +64,8 @@ class TextClsRecipe(TableRecipe):
     long_text: Literal["truncate", "windows"] = "truncate"
     """What becomes of a text of more than max_length tokens: its beginning alone, or several windows of it whose
     logits are pooled into one prediction."""
-    window_overlap: int = 32
-    """Tokens that neighbouring windows of a text share."""
+    window_overlap: int | None = None
+    """Tokens that neighbouring windows of a text share. Unset: 32, or half a window where that is less."""
     window_pooling: Literal["mean", "max"] = "mean"
     """How the logits of a text's windows become one."""
     pad_to_multiple_of: int | None = None

@@ -98,7 +98,7 @@ def test_a_checkpoint_by_its_path(
     assert_same(folder, finished)
     aside = sorted(path.name for path in (folder / "checkpoints").glob("aside-*"))
     assert aside == [f"aside-1-step-{later:08d}" for later in CHECKPOINTS if later > step]
-    assert not list(folder.rglob(".*")), "nothing half-made is left"
+    assert [path.name for path in folder.rglob(".*")] == [".exported.json"], "nothing half-made is left"
 
 
 def test_a_path_to_a_damaged_checkpoint_takes_the_one_before(
@@ -191,4 +191,4 @@ def test_a_finished_run_is_not_trained_again(
     results = [json.loads((path / "all_results.json").read_text()) for path in (folder, finished)]
     assert results[0] == results[1], "the times too: what the training took is remembered"
     assert all(torch.isfinite(value).all() for value in load_file(folder / "model.safetensors").values())
-    assert (folder / "README.md").exists() and not list(folder.glob(".*"))
+    assert (folder / "README.md").exists() and [path.name for path in folder.glob(".*")] == [".exported.json"]

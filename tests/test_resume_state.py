@@ -48,7 +48,7 @@ def test_what_a_checkpoint_holds(finished: Path) -> None:
     lasting = {name: state[name] for name in ("step", "best_metric", "num_processes", "examples", "scaler")}
     assert lasting == {"step": 8, "best_metric": "f1_macro", "num_processes": 1, "examples": 64, "scaler": None}
     assert state["versions"] == versions() and state["versions"]["torch"] == torch.__version__
-    assert set(state["fingerprint"]) == {"rows", "labels", "digest"}
+    assert set(state["fingerprint"]) == {"rows", "labels", "digest", "validation"}
     assert state["pending_evaluation"] is True, "written before the evaluation of that step"
     assert state["tokens"] == sum(row["tokens"] for row in rows_of(finished) if row["step"] <= 8)
 
@@ -126,7 +126,8 @@ def stopped_and_resumed(tmp_path: Path, stop: int, scores: list[float], **fields
             running.after_step(result_of())
             if running.step == stop:
                 break
-    with made_run(TrainingRecipe(**values, load_best_model_at_end=False, resume_from_checkpoint="true")) as running:
+    recipe = TrainingRecipe(**values, load_best_model_at_end=False, resume_from_checkpoint="true")
+    with made_run(recipe, evaluates=True) as running:
         # The checkpoint of a step is written before its evaluation, which is made again.
         drive(running, scores[stop - 1 :])
     return running
@@ -153,7 +154,8 @@ def test_another_metric_picks_the_best_anew(tmp_path: Path) -> None:
     with made_run(TrainingRecipe(**fields), epochs=2) as running:
         drive(running, [0.9, 0.8])
         assert running.progress.best_step == 2
-    with made_run(TrainingRecipe(**fields, resume_from_checkpoint="true"), best=("f1", True)) as running:
+    recipe = TrainingRecipe(**fields, resume_from_checkpoint="true")
+    with made_run(recipe, best=("f1", True), evaluates=True) as running:
         assert (running.progress.best_metric, running.progress.best_value, running.progress.best_step) == (
             "f1",
             None,
@@ -204,15 +206,22 @@ def test_a_state_that_is_missing_is_named(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("lost", [True, False])
 def test_a_best_model_that_is_lost_is_said_and_another_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lost: bool
 ) -> None:
     """Not an error at the end of the training."""
     fields = {"output_dir": str(tmp_path / "run"), "save_steps": 1, "save_total_limit": None}
     with made_run(TrainingRecipe(**fields), epochs=3) as running:
         drive(running, [0.9, 0.8, 0.8])
     shutil.rmtree(step_folder(tmp_path / "run", 2))
-    with made_run(TrainingRecipe(**fields, resume_from_checkpoint="true"), epochs=4) as running:
+    # Another model than the one that was put there: with it the last trace of the best one is gone.
+    if lost:
+        (tmp_path / "run" / "model.safetensors").write_bytes(b"")
+    recipe = TrainingRecipe(**fields, resume_from_checkpoint="true")
+    with made_run(recipe, epochs=4, evaluates=True) as running:
         drive(running, [0.4, 0.5])  # that of step 6 was still to be made
-        assert (running.saved_step, running.progress.best_value) == (8, 0.5)
-    assert "the best model so far (step 2) has no whole checkpoint any more" in capsys.readouterr().out
+        assert (running.saved_step, running.progress.best_value) == ((8, 0.5) if lost else (2, 0.9))
+        assert next(running.model.parameters()).unique().tolist() == [2.0 if lost else 1.0]
+    message = "the best model so far (step 2) has no whole checkpoint any more"
+    assert (message in capsys.readouterr().out) == lost

@@ -23,7 +23,9 @@ from accumft.schedule import build_schedule, build_scheduler
 from accumft.step import StepResult
 
 
-def made_run(recipe: TrainingRecipe, epochs: float = 4, best: tuple[str, bool] = ("accuracy", True)) -> Run:
+def made_run(
+    recipe: TrainingRecipe, epochs: float = 4, best: tuple[str, bool] = ("accuracy", True), evaluates: bool = False
+) -> Run:
     """A run of 10 examples in effective batches of 5 over a tiny BERT whose weights the test sets itself."""
     accelerator = make_accelerator()
     torch.manual_seed(0)
@@ -35,7 +37,9 @@ def made_run(recipe: TrainingRecipe, epochs: float = 4, best: tuple[str, bool] =
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plan = Plan.of(10, resolve_batch_sizes(5, None, None, 1), 0, epochs, -1)
     scheduler = build_scheduler(optimizer, build_schedule(recipe, plan.total_steps))
-    return Run(recipe, accelerator, model, optimizer, scheduler, plan, tokenizer, best)
+    # Scores come later: see `drive`.
+    evaluate = (lambda: {}) if evaluates else None
+    return Run(recipe, accelerator, model, optimizer, scheduler, plan, tokenizer, best, evaluate)
 
 
 class Windows:

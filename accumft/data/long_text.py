@@ -11,6 +11,9 @@ from accumft.data.windows import Batch, Collate
 from accumft.errors import UserError
 from accumft.recipe import refuse_unused
 
+# Tokens that neighbouring windows share where nothing is said, or half a window.
+DEFAULT_OVERLAP = 32
+
 Pooling = Literal["mean", "max"]
 
 
@@ -80,6 +83,8 @@ def overlap_of(recipe: Any, tokenizer: Any, max_length: int, data: Any) -> int |
     if not tokenizer.is_fast:
         raise UserError(f"--long_text windows: {type(tokenizer).__name__} is slow and gives no windows; leave it out")
     room = max_length - tokenizer.num_special_tokens_to_add()
+    if recipe.window_overlap is None:
+        return min(DEFAULT_OVERLAP, room // 2)
     if not 0 <= recipe.window_overlap < room:
         raise UserError(
             f"--window_overlap {recipe.window_overlap}: must be below the {room} tokens that a window of "

@@ -77,8 +77,8 @@ def classification_task(
         note = f"A label applies where its score is {recipe.get('threshold', 0.5)} or more."
     if recipe.get("long_text") == "windows":
         note += (
-            f" Scored on windows of {recipe.get('max_length')} tokens, {recipe.get('window_overlap')} of them shared "
-            f"by neighbours, the {recipe.get('window_pooling')} of whose logits decides; the pipeline above reads the "
+            f" Scored on windows of {recipe.get('max_length')} tokens that overlap; the "
+            f"{recipe.get('window_pooling')} of whose logits decides; the pipeline above reads the "
             "first window alone."
         )
     columns = ["precision", "recall", "f1", "support"]

@@ -146,7 +146,12 @@ def fingerprint(data: ClassificationData) -> dict[str, Any]:
     texts = [name for name in ("text", "text_pair") if name in data.train.column_names]
     digest = hashlib.sha256(digest_of_texts(data.train, texts).encode())
     digest.update(numbers_of(data.train, "labels").astype(np.float64).tobytes())
-    return {"rows": len(data.train), "labels": ", ".join(data.labels.names), "digest": digest.hexdigest()[:16]}
+    found = {"rows": len(data.train), "labels": ", ".join(data.labels.names), "digest": digest.hexdigest()[:16]}
+    if data.validation is not None:
+        digest = hashlib.sha256(digest_of_texts(data.validation, texts).encode())
+        digest.update(numbers_of(data.validation, "labels").astype(np.float64).tobytes())
+        found["validation"] = digest.hexdigest()[:16]
+    return found
 
 
 def report(
