@@ -224,6 +224,8 @@ class Run:
 
         A window whose update fp16 skipped comes again: no example of an epoch is lost to an overflow.
         """
+        if self.step == self.plan.total_steps:
+            self.print(f"all {self.step} steps were made before: nothing is left but the report")
         if self.progress.pending_evaluation:
             self._evaluate()
         device = self.accelerator.device
@@ -340,11 +342,10 @@ class Run:
         if better and self.recipe.load_best_model_at_end and not self.keeper.keep_best(progress):
             progress.best_value, progress.best_step = before
         shown = "undefined" if value is None else f"{value:.4f}{' (best)' if better else ''}"
+        loss = "" if self.best_metric == "loss" else f"eval_loss {metrics.get('loss', math.nan):.4f}, "
         stopping = f"; stopping: {progress.stop_reason}" if progress.stop_reason else ""
-        self.print(
-            f"step {self.step} (epoch {self._epoch(self.step)['epoch']:.2f}): eval_loss "
-            f"{metrics.get('loss', math.nan):.4f}, eval_{self.best_metric} {shown}{stopping}"
-        )
+        epoch = self._epoch(self.step)["epoch"]
+        self.print(f"step {self.step} (epoch {epoch:.2f}): {loss}eval_{self.best_metric} {shown}{stopping}")
 
     def log(self, row: dict[str, Any]) -> None:
         """Adds a row to metrics.jsonl, the history and the trackers, at the row's "step"."""
