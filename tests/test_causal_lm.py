@@ -249,7 +249,7 @@ def test_mistakes_end_in_one_line_before_training(here: Path, capsys: pytest.Cap
     assert not (here / "outputs").exists(), "nothing was written"
 
 
-MEDQUAD = Path("/work/shared/data/medquad/niddk_qa.jsonl")
+MEDQUAD = Path(__file__).resolve().parents[2] / "shared/data/medquad/niddk_qa.jsonl"
 
 
 @pytest.mark.skipif(not MEDQUAD.exists(), reason="the shared data is not here")

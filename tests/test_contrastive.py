@@ -30,7 +30,7 @@ from accumft.tasks.embeddings import (
 from accumft.tasks.embeddings import embed as embed_batch
 from accumft.tasks.packed_encoder import pack_encoder
 
-RQE = Path("/work/shared/data/rqe/RQE_Train_8588_AMIA2016.xml")
+RQE = Path(__file__).resolve().parents[2] / "shared/data/rqe/RQE_Train_8588_AMIA2016.xml"
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -21,8 +21,8 @@ from accumft.errors import UserError
 from accumft.tasks.image_classification import load_digits
 from accumft.tasks.image_models import batch_norms, is_frozen, load_image_classifier, tokens_of_image
 
-PNEUMONIA = Path("/work/shared/data/pneumoniamnist/pneumoniamnist.npz")
-EFFICIENTNET = Path("/work/shared/models/efficientnet-lite0-hf")
+PNEUMONIA = Path(__file__).resolve().parents[2] / "shared/data/pneumoniamnist/pneumoniamnist.npz"
+EFFICIENTNET = Path(__file__).resolve().parents[2] / "shared/models/efficientnet-lite0-hf"
 
 
 @pytest.fixture(scope="module")

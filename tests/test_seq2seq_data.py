@@ -15,7 +15,7 @@ from accumft.errors import UserError
 from accumft.synthetic.dialogues import generate_dialogues, is_held_out, load_dialogues, write_dialogue
 from accumft.tasks.seq2seq_models import build_small_t5, side_limits, train_pieces
 
-DATA = Path("/work/shared/data/mts-dialog")
+DATA = Path(__file__).resolve().parents[2] / "shared/data/mts-dialog"
 
 
 def recipe_of(path: Path, rows: list[list[str]], **fields: Any) -> Seq2SeqRecipe:

@@ -16,7 +16,7 @@ from accumft.data.token_text import text_of, words_of
 from accumft.errors import UserError
 from accumft.metrics.entities import entities
 
-NCBI = Path("/work/shared/data/ncbi-disease")
+NCBI = Path(__file__).resolve().parents[2] / "shared/data/ncbi-disease"
 
 
 def read(path: Path, notes: list[str] | None = None, **fields: Any) -> list[Sentence]:
