@@ -65,7 +65,7 @@ def load_sequence_classifier(
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except Exception as error:  # at files that are damaged or of another kind, it raises whatever comes
-        raise _load_error(model_name_or_path, error) from error
+        raise load_error(model_name_or_path, error) from error
     # A classifier has no use for them, and their names, which the model folder chooses, would become file names.
     tokenizer.chat_template = None
     config.num_labels = len(id2label)
@@ -81,7 +81,7 @@ def load_sequence_classifier(
             )
     except Exception as error:  # a pickle that would run code (UnpicklingError), a file that ends too soon, …
         if "size mismatch" not in str(error) and "mismatched" not in str(error):
-            raise _load_error(model_name_or_path, error) from error
+            raise load_error(model_name_or_path, error) from error
         raise UserError(
             f'--model_name_or_path "{model_name_or_path}": its weights do not fit its config.json with '
             f"{len(id2label)} labels; it was probably fine-tuned for other labels: give the model it came from"
@@ -103,7 +103,8 @@ def without_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _load_error(name: str, error: Exception) -> UserError:
+def load_error(name: str, error: Exception) -> UserError:
+    """What is said of a model that is not to be loaded."""
     remedy = PACKAGE_REMEDY.get(name, "")
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if isinstance(error, pickle.UnpicklingError):
@@ -149,11 +150,13 @@ def choose_padding(tokenizer: Any, config: Any) -> None:
         config.pad_token_id = tokenizer.pad_token_id
 
 
-def build_small_bert(
-    vocabulary: dict[str, int], *, id2label: dict[int, str], problem_type: str, dropout: float | None = None
-) -> tuple[Any, Any]:
-    """(model, tokenizer): a new BERT of 4 layers of 128, lower-cased, over `vocabulary` (token → id)."""
-    from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
+def small_bert(vocabulary: dict[str, int], dropout: float | None, **fields: Any) -> tuple[Any, Any]:
+    """(configuration, tokenizer) of a new BERT of 4 layers of 128, lower-cased, over `vocabulary` (token → id).
+
+    Args:
+        fields: of the configuration, besides.
+    """
+    from transformers import BertConfig, BertTokenizer
 
     tokenizer = BertTokenizer(vocab=vocabulary, do_lower_case=True, model_max_length=SCRATCH_POSITIONS)
     config = BertConfig(
@@ -164,11 +167,20 @@ def build_small_bert(
         intermediate_size=512,
         max_position_embeddings=SCRATCH_POSITIONS,
         pad_token_id=tokenizer.pad_token_id,
-        id2label=id2label,
-        label2id={name: index for index, name in id2label.items()},
-        problem_type=problem_type,
+        **fields,
     )
     set_dropout(config, dropout)
+    return config, tokenizer
+
+
+def build_small_bert(
+    vocabulary: dict[str, int], *, id2label: dict[int, str], problem_type: str, dropout: float | None = None
+) -> tuple[Any, Any]:
+    """(model, tokenizer): a `small_bert` that classifies texts."""
+    from transformers import BertForSequenceClassification
+
+    label2id = {name: index for index, name in id2label.items()}
+    config, tokenizer = small_bert(vocabulary, dropout, id2label=id2label, label2id=label2id, problem_type=problem_type)
     return BertForSequenceClassification(config), tokenizer
 
 

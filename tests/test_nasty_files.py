@@ -12,7 +12,7 @@ from launching import ROOT, run_command
 from nasty import CASES, TWO, Case, Read, Refused, not_utf_8
 from text_cls import TextClsRecipe
 
-from accumft.data.examples import _INVISIBLE
+from accumft.data.examples import INVISIBLE
 from accumft.data.files import read_table
 from accumft.data.splits import ClassificationData, load_classification_data, read_splits
 from accumft.errors import UserError
@@ -179,9 +179,9 @@ def test_every_encoding_of_python_reads_or_refuses(tmp_path):
 
 
 def test_what_shows_as_nothing_is_what_unicode_says():
-    shown = {c for c in _INVISIBLE if not (c.isspace() or unicodedata.category(c) in ("Cc", "Cf", "Cn", "Zl", "Zp"))}
+    shown = {c for c in INVISIBLE if not (c.isspace() or unicodedata.category(c) in ("Cc", "Cf", "Cn", "Zl", "Zp"))}
     assert shown == set()
-    assert {c for c in map(chr, range(0x10000)) if c.isspace()} <= set(_INVISIBLE)
+    assert {c for c in map(chr, range(0x10000)) if c.isspace()} <= set(INVISIBLE)
 
 
 # Through the real command line: 8 s each, so these are the worst.

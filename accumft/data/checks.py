@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -54,12 +55,17 @@ def check_training_labels(
         )
 
 
-def note_repeated_texts(
-    examples: Mapping[str, Examples], labels: LabelSpec, encoded: np.ndarray, notes: list[str]
+def note_repeated(
+    examples: Mapping[str, Any], labels: LabelSpec, encoded: np.ndarray, notes: list[str], kind: str, shared_by: str
 ) -> None:
-    """Notes texts that contradict each other in training, and those that are in training and elsewhere too."""
+    """Notes examples that contradict each other in training, and those that are in training and elsewhere too.
+
+    Args:
+        examples: by split, each with `comparable` (what makes two the same), `cells` and a length.
+        kind: what an example is; shared_by: what "3 of 9 … the training data" says of it: both for the notes.
+    """
     train = examples["train"]
-    first: dict[bytes, int] = {}
+    first: dict[Any, int] = {}
     contradicted = set()
     for i, key in enumerate(train.comparable):
         j = first.setdefault(key, i)
@@ -67,13 +73,13 @@ def note_repeated_texts(
             contradicted.add(key)
     if contradicted and labels.problem_type != "regression":
         notes.append(
-            f"{train.cells.source}: texts that stand there several times with different labels: {len(contradicted)}"
+            f"{train.cells.source}: {kind}s that stand there several times with different labels: {len(contradicted)}"
         )
     for split, other in examples.items():
         shared = sum(key in first for key in other.comparable) if split != "train" else 0
         if shared:
             notes.append(
-                f"{other.cells.source}: {shared} of {len(other)} rows have a text that is in "
+                f"{other.cells.source}: {shared} of {len(other)} {shared_by} "
                 f"{train.cells.source} too, so its score flatters"
             )
 

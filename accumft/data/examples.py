@@ -26,7 +26,7 @@ ROWS_COPIED = 100_000  # a few 10 MB of text
 # White space, and what shows as nothing: control characters, zero-width spaces, direction marks, the byte order mark.
 _BLANKS = [(0x00, 0x20), (0x7F, 0xA0), (0xAD,), (0x61C,), (0x1680,), (0x180E,), (0x2000, 0x200F), (0x2028, 0x202F)]
 _BLANKS += [(0x205F, 0x206F), (0x3000,), (0xFEFF,)]
-_INVISIBLE = "".join(chr(code) for block in _BLANKS for code in range(block[0], block[-1] + 1))
+INVISIBLE = "".join(chr(code) for block in _BLANKS for code in range(block[0], block[-1] + 1))
 
 
 class ClassificationRecipe(Protocol):
@@ -85,7 +85,7 @@ def read_examples(table: datasets.Dataset, source: str, recipe: ClassificationRe
     labels = {name: label_cells(table, name, rows, source) for name in recipe.label_column}
     bad: dict[str, list[int]] = {}
     for name in recipe.text_column:
-        blank = [i for i, text in enumerate(cells_of(table, name)) if not text or not text.strip(_INVISIBLE)]
+        blank = [i for i, text in enumerate(cells_of(table, name)) if not text or not text.strip(INVISIBLE)]
         bad[f"an empty text in {name!r}"] = blank
     for name, column in labels.items():
         bad[f"no label in {name!r}"] = [i for i, cell in enumerate(column) if is_missing(cell, recipe.label_delimiter)]

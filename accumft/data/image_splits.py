@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import distributed
 
-from accumft.data.checks import check_training_labels
+from accumft.data.checks import check_training_labels, note_repeated
 from accumft.data.draw import draw_rows, hold_out
 from accumft.data.examples import check_columns, label_cells, labels_are_hidden, row_list
 from accumft.data.files import ROW_COLUMN, to_dataset
@@ -120,7 +120,7 @@ def load_image_data(splits: Mapping[str, ImageTable], recipe: Any) -> ImageData:
     as_examples: Any = train
     is_known = recipe.problem_type is not None or (recipe.train_file is None and recipe.dataset_name is None)
     check_training_labels(as_examples, labels, encoded["train"], is_known, notes)
-    _note_repeated(examples, labels, encoded["train"], notes)
+    note_repeated(examples, labels, encoded["train"], notes, "image", "images are in")
 
     chosen = {split: np.arange(len(e)) for split, e in examples.items()}
     if "validation" not in examples and fraction != 0:
@@ -176,28 +176,6 @@ def _usable(table: ImageTable, recipe: Any, notes: list[str]) -> _Examples:
         cells = {name: [column[i] for i in usable] for name, column in cells.items()}
     digests = [found if isinstance(found, bytes) else b"" for found in seen]
     return _Examples(table.images, digests, usable, LabelCells(cells, rows, source))
-
-
-def _note_repeated(examples: Mapping[str, _Examples], labels: LabelSpec, encoded: np.ndarray, notes: list[str]) -> None:
-    """Notes pictures that contradict each other in training, and those that are in training and elsewhere too."""
-    train = examples["train"]
-    first: dict[bytes, int] = {}
-    contradicted = set()
-    for i, key in enumerate(train.comparable):
-        j = first.setdefault(key, i)
-        if j != i and (encoded[j] != encoded[i]).any():
-            contradicted.add(key)
-    if contradicted and labels.problem_type != "regression":
-        notes.append(
-            f"{train.cells.source}: images that are there several times with other labels: {len(contradicted)}"
-        )
-    for split, other in examples.items():
-        shared = sum(key in first for key in other.comparable) if split != "train" else 0
-        if shared:
-            notes.append(
-                f"{other.cells.source}: {shared} of {len(other)} images are in {train.cells.source} too, so its score "
-                "flatters"
-            )
 
 
 def _hold_out(train: _Examples, labels: LabelSpec, encoded: np.ndarray, recipe: Any, notes: list[str]) -> np.ndarray:

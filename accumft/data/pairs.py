@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from accumft.data.draw import draw_rows, hold_out
-from accumft.data.examples import _INVISIBLE, check_columns, row_list
+from accumft.data.examples import INVISIBLE, check_columns, row_list
 from accumft.data.files import ROW_COLUMN, cells_of, read_table
 from accumft.data.rqe import read_rqe
 from accumft.data.splits import read_splits
@@ -166,7 +166,7 @@ def _read(table: datasets.Dataset, source: str, recipe: Any, numbers: dict[str, 
         raise UserError(str(error).replace("text_column", flag).replace("label_column", "score_column")) from error
     n = len(table)
     rows = list(cells_of(table, ROW_COLUMN)) if ROW_COLUMN in table.column_names else list(range(1, n + 1))
-    cells = [["" if text is None else text.strip(_INVISIBLE) for text in cells_of(table, name)] for name in columns]
+    cells = [["" if text is None else text.strip(INVISIBLE) for text in cells_of(table, name)] for name in columns]
     usable = np.ones(n, bool)
     for name, texts in zip(recipe.text_column, cells, strict=False):
         blank = [i for i, text in enumerate(texts) if not text]

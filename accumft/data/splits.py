@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from accumft.data.checks import check_training_labels, note_repeated_texts
+from accumft.data.checks import check_training_labels, note_repeated
 from accumft.data.draw import draw_rows, hold_out
 from accumft.data.examples import (
     ClassificationRecipe,
@@ -124,7 +124,7 @@ def load_classification_data(
     labels = infer_labels(train.cells, label_delimiter=delimiter, problem_type=recipe.problem_type)
     encoded = {split: encode_labels(e.cells, labels, label_delimiter=delimiter) for split, e in examples.items()}
     check_training_labels(train, labels, encoded["train"], recipe.problem_type is not None, notes)
-    note_repeated_texts(examples, labels, encoded["train"], notes)
+    note_repeated(examples, labels, encoded["train"], notes, "text", "rows have a text that is in")
 
     chosen = {split: np.arange(len(e)) for split, e in examples.items()}
     if "validation" not in examples and recipe.validation_split != 0:

@@ -16,7 +16,7 @@ from accumft.errors import UserError
 from accumft.synthetic.chinese import CHINESE
 from accumft.synthetic.english import ENGLISH
 from accumft.synthetic.lexicon import Language, Test
-from accumft.synthetic.notes import _Writer
+from accumft.synthetic.notes import Writer
 
 SPLITS = ("train", "validation", "test")
 TYPES = ("Denied", "Family", "Past", "Problem", "Test", "Treatment")
@@ -104,7 +104,7 @@ def _unmarked(marked: str) -> tuple[str, list[tuple[int, int, str]]]:
     return text, spans
 
 
-class _EntityWriter(_Writer):
+class _EntityWriter(Writer):
     """Writes a few statements with every entity marked: between _OPEN with the number of its type, and _CLOSE."""
 
     def marked(self, words: _Words) -> str:

@@ -88,13 +88,13 @@ _TERSE_SHARE = 0.35
 
 def write_note(language: Language, key: str) -> tuple[str, str]:
     """Write the note that belongs to `key`: its text and its label."""
-    return _Writer(language, key).note()
+    return Writer(language, key).note()
 
 
 class _Fields(dict[str, str]):
     """The placeholders of a template; all but `age` and `x` are drawn when a template asks for them."""
 
-    def __init__(self, writer: "_Writer") -> None:
+    def __init__(self, writer: "Writer") -> None:
         super().__init__()
         self.writer = writer
 
@@ -107,7 +107,7 @@ class _Fields(dict[str, str]):
         return self.writer.pick(language.fillers[name]).format_map(self)
 
 
-class _Writer:
+class Writer:
     """The language and the random draws of one note.
 
     Only `random.Random(str).random()` is used: Python promises its sequence from version to version, which it does not

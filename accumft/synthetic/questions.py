@@ -48,7 +48,7 @@ def generate_questions(
     if num_conversations < 0 or start < 0:
         raise UserError(f"num_conversations={num_conversations}, start={start}: neither may be negative")
     return (
-        {"messages": _Writer(f"accumft questions {seed} {held_out} {index}", held_out).conversation()}
+        {"messages": Writer(f"accumft questions {seed} {held_out} {index}", held_out).conversation()}
         for index in range(start, start + num_conversations)
     )
 
@@ -59,7 +59,7 @@ def is_held_out(first: str, second: str) -> bool:
     return hashlib.sha256(pair.encode()).digest()[0] % _HELD_OUT == 0
 
 
-class _Writer:
+class Writer:
     """The random draws of one conversation; only `random.Random(str).random()` is used, as in `notes`."""
 
     def __init__(self, key: str, held_out: bool) -> None:

@@ -59,7 +59,7 @@ def load_causal_lm(
     except UserError:
         raise
     except Exception as error:  # at files that are damaged or of another kind, it raises whatever comes
-        raise _load_error(model_name_or_path, error) from error
+        raise load_error(model_name_or_path, error) from error
     if chat_template is not None:
         tokenizer.chat_template = read_template(chat_template)
     return model, tokenizer
@@ -80,7 +80,7 @@ def read_template(path: str) -> str:
     return template
 
 
-def _load_error(name: str, error: Exception) -> UserError:
+def load_error(name: str, error: Exception) -> UserError:
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if "custom code" in str(error):
         reason = "it brings custom code, which is run only where you ask for it by --trust_remote_code"

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,33 +171,43 @@ def report(
     }
     names, problem_type = data.labels.names, data.labels.problem_type
 
+    def texts_of(split: str) -> Iterable[Any]:
+        dataset = data.splits[split]
+        columns = [dataset[column] for column in ("text", "text_pair") if column in dataset.column_names]
+        return columns[0] if len(columns) == 1 else zip(*columns, strict=True)
+
     def draw(folder: Path) -> list[str]:
-        return _show_and_draw(data, scores, folder, getattr(run.recipe, "threshold", 0.5))
+        return show_and_draw(run, data, scores, texts_of, folder)
 
     shown = scores.get("test") or scores.get("validation")
     task = classification_task(problem_type, run.recipe_values, shown.metrics.per_class if shown else [], names)
     return leave_report(run, task, results, _about_data(data, source), base, draw)
 
 
-def _show_and_draw(data: ClassificationData, scores: Mapping[str, Scores], folder: Path, threshold: float) -> list[str]:
-    """Prints the metrics, writes predictions.jsonl, and draws: paths of the pictures in the folder."""
+def show_and_draw(
+    run: Run, data: Any, scores: Mapping[str, Scores], inputs_of: Callable[[str], Iterable[Any]], folder: Path
+) -> list[str]:
+    """Prints the metrics, writes predictions.jsonl, and draws: paths of the pictures in the folder.
+
+    Args:
+        data: with `splits` and `labels`.
+        inputs_of: what the predictions of a split are of, as `write_predictions` takes it.
+    """
     from accumft.report import metrics_table, write_predictions
 
+    threshold = getattr(run.recipe, "threshold", 0.5)
     names, problem_type = data.labels.names, data.labels.problem_type
     plots = []
     (folder / "predictions.jsonl").unlink(missing_ok=True)
     for split, found in scores.items():
-        dataset = getattr(data, split)
-        texts = zip(
-            *(dataset[column] for column in ("text", "text_pair") if column in dataset.column_names), strict=True
-        )
+        dataset = data.splits[split]
         print(f"\n{split} ({len(dataset)} rows)\n{metrics_table(found.metrics)}")
         note_single_prediction(found, names, problem_type, split)
         write_predictions(
             folder / "predictions.jsonl",
             split=split,
             rows=dataset["row"],
-            texts=(text[0] if len(text) == 1 else text for text in texts),
+            texts=inputs_of(split),
             references=found.references,
             probabilities=found.probabilities,
             label_names=names,

@@ -12,9 +12,9 @@ from accumft.data.windows import Batch
 from accumft.errors import UserError
 from accumft.evaluation import inputs_of
 from accumft.models import (
-    _load_error,
     build_small_bert,
     choose_padding,
+    load_error,
     resolve_model_path,
     set_dropout,
     without_progress_bars,
@@ -53,7 +53,7 @@ def load_encoder(
     except UserError:
         raise
     except Exception as error:  # at files that are damaged or of another kind, it raises whatever comes
-        raise _load_error(model_name_or_path, error) from error
+        raise load_error(model_name_or_path, error) from error
     tokenizer.chat_template = None
     return model, tokenizer
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from accumft.report.card import classification_task
 from accumft.report.overview import describe_labels
 from accumft.report.text import printable
 from accumft.run import Run, RunResult
-from accumft.tasks.classification import PICTURE, SPLIT_PREFIX, Scores, note_single_prediction, plot_scores
+from accumft.tasks.classification import SPLIT_PREFIX, Scores, show_and_draw
 from accumft.tasks.image_models import batch_norms, is_frozen, tokens_of_image
 
 _TEXT_FILES = ("encoding", "delimiter", "quotechar", "column_names")
@@ -163,33 +163,10 @@ def report(run: Run, data: ImageData, scores: Mapping[str, Scores], source: str,
     )
     rows = ", ".join(f"{len(split):,} {name}" for name, split in data.splits.items())
     about = [without_folders("train_file", source), f"{rows} images", f"labels: {', '.join(names[:50])}"]
-    return leave_report(run, task, results, about, base, lambda folder: _show_and_draw(run, data, scores, folder))
 
+    def digests_of(split: str) -> Iterable[bytes]:
+        return (data.digests[split][i] for i in data.splits[split]["image"])
 
-def _show_and_draw(run: Run, data: ImageData, scores: Mapping[str, Scores], folder: Path) -> list[str]:
-    """Prints the metrics, writes predictions.jsonl, and draws: paths of the pictures in the folder."""
-    from accumft.report import metrics_table, write_predictions
-
-    names, problem_type = data.labels.names, data.labels.problem_type
-    threshold = getattr(run.recipe, "threshold", 0.5)
-    plots = []
-    (folder / "predictions.jsonl").unlink(missing_ok=True)
-    for split, found in scores.items():
-        dataset = data.splits[split]
-        print(f"\n{split} ({len(dataset)} rows)\n{metrics_table(found.metrics)}")
-        note_single_prediction(found, names, problem_type, split)
-        write_predictions(
-            folder / "predictions.jsonl",
-            split=split,
-            rows=dataset["row"],
-            texts=(data.digests[split][i] for i in dataset["image"]),
-            references=found.references,
-            probabilities=found.probabilities,
-            label_names=names,
-            problem_type=problem_type,
-            threshold=threshold,
-            append=True,
-        )
-        plots.append(f"plots/{split}_{PICTURE[problem_type]}.png")
-        plot_scores(found, names, problem_type, threshold, folder / plots[-1])
-    return plots
+    return leave_report(
+        run, task, results, about, base, lambda folder: show_and_draw(run, data, scores, digests_of, folder)
+    )

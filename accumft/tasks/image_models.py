@@ -98,7 +98,7 @@ def load_image_classifier(
     except UserError:
         raise
     except Exception as error:  # a pickle that would run code, a file that ends too soon, another kind of model, …
-        raise _load_error(model_name_or_path, error) from error
+        raise load_error(model_name_or_path, error) from error
     for name, there, here in found["mismatched_keys"]:
         if list(there[1:]) != list(here[1:]) or here[0] != len(id2label):
             raise UserError(f'--model_name_or_path "{model_name_or_path}": {name} does not fit its config.json')
@@ -150,7 +150,7 @@ def _configure(config: Any, id2label: dict[int, str], problem_type: str, dropout
             setattr(config, name, dropout)
 
 
-def _load_error(name: str, error: Exception) -> UserError:
+def load_error(name: str, error: Exception) -> UserError:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if "custom code" in str(error):
         remedy = "It brings custom code, which is run only by --trust_remote_code, once you have read it"

@@ -14,11 +14,11 @@ from accumft.data.masking import IGNORED, MaskingCollator
 from accumft.data.windows import lengths_of
 from accumft.errors import UserError
 from accumft.models import (
-    SCRATCH_POSITIONS,
-    _load_error,
     choose_padding,
+    load_error,
     resolve_model_path,
     set_dropout,
+    small_bert,
     without_progress_bars,
 )
 from accumft.packing import IMPLEMENTATION, TOLERANCE, PackedCollator, packed_attention
@@ -49,7 +49,7 @@ def load_masked_lm(
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except Exception as error:  # at files that are damaged or of another kind, it raises whatever comes
-        raise _load_error(model_name_or_path, error) from error
+        raise load_error(model_name_or_path, error) from error
     if tokenizer.mask_token is None:
         raise UserError(f"{what}: its tokenizer has no mask token; give a model of BERT's or RoBERTa's kind")
     if not tokenizer.is_fast:
@@ -75,7 +75,7 @@ def load_masked_lm(
             raise UserError(
                 f"{what}: a {config.model_type} predicts no masked words; give BERT's or RoBERTa's kind"
             ) from error
-        raise _load_error(model_name_or_path, error) from error
+        raise load_error(model_name_or_path, error) from error
     finally:
         logging.set_verbosity(shown)
     if (new := sorted(found["missing_keys"])) and int(os.environ.get("RANK", "0")) == 0:
@@ -98,20 +98,10 @@ def with_pooler() -> Any:
 
 
 def build_small_masked_bert(vocabulary: dict[str, int], *, dropout: float | None = None) -> tuple[Any, Any]:
-    """(model, tokenizer): a new BERT of 4 layers of 128, lower-cased, over `vocabulary` (token → id)."""
-    from transformers import BertConfig, BertForMaskedLM, BertTokenizer
+    """(model, tokenizer): a `small_bert` that predicts masked tokens."""
+    from transformers import BertForMaskedLM
 
-    tokenizer = BertTokenizer(vocab=vocabulary, do_lower_case=True, model_max_length=SCRATCH_POSITIONS)
-    config = BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        intermediate_size=512,
-        max_position_embeddings=SCRATCH_POSITIONS,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    set_dropout(config, dropout)
+    config, tokenizer = small_bert(vocabulary, dropout)
     return BertForMaskedLM(config), tokenizer
 
 

@@ -11,9 +11,9 @@ import torch
 from accumft.errors import UserError
 from accumft.models import (
     SCRATCH_VOCABULARY,
-    _load_error,
     _most_frequent,
     choose_padding,
+    load_error,
     resolve_model_path,
     set_dropout,
     without_progress_bars,
@@ -46,7 +46,7 @@ def load_seq2seq(
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except Exception as error:  # at files that are damaged or of another kind, it raises whatever comes
-        raise _load_error(model_name_or_path, error) from error
+        raise load_error(model_name_or_path, error) from error
     if not getattr(config, "is_encoder_decoder", False):
         raise UserError(
             f'--model_name_or_path "{model_name_or_path}": {config.model_type} has no encoder and decoder; give a T5, '
@@ -65,7 +65,7 @@ def load_seq2seq(
                 path, config=config, dtype=torch.float32, trust_remote_code=trust_remote_code
             )
     except Exception as error:  # a pickle that would run code, a file that ends too soon, …
-        raise _load_error(model_name_or_path, error) from error
+        raise load_error(model_name_or_path, error) from error
     if not hasattr(model, "prepare_decoder_input_ids_from_labels"):
         raise UserError(
             f'--model_name_or_path "{model_name_or_path}": {type(model).__name__} cannot make decoder inputs of labels '

@@ -9,11 +9,11 @@ import torch
 from accumft.data.tokens import check_tokenizer
 from accumft.errors import UserError
 from accumft.models import (
-    SCRATCH_POSITIONS,
-    _load_error,
     choose_padding,
+    load_error,
     resolve_model_path,
     set_dropout,
+    small_bert,
     without_progress_bars,
 )
 
@@ -46,7 +46,7 @@ def load_token_classifier(
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         tokenizer = _tokenizer_of_words(path, trust_remote_code)
     except Exception as error:  # at files that are damaged or of another kind, it raises whatever comes
-        raise _load_error(model_name_or_path, error) from error
+        raise load_error(model_name_or_path, error) from error
     check_tokenizer(tokenizer, model_name_or_path)
     # Of no use here, and their names, which the model folder chooses, would become file names.
     tokenizer.chat_template = None
@@ -62,7 +62,7 @@ def load_token_classifier(
             )
     except Exception as error:
         if "size mismatch" not in str(error) and "mismatched" not in str(error):
-            raise _load_error(model_name_or_path, error) from error
+            raise load_error(model_name_or_path, error) from error
         raise UserError(
             f'--model_name_or_path "{model_name_or_path}": its weights do not fit its config.json with '
             f"{len(id2label)} tags; it was probably fine-tuned for other entities: give the model it came from"
@@ -84,20 +84,9 @@ def _tokenizer_of_words(path: str, trust_remote_code: bool) -> Any:
 def build_small_token_bert(
     vocabulary: dict[str, int], *, id2label: dict[int, str], dropout: float | None = None
 ) -> tuple[Any, Any]:
-    """(model, tokenizer): a new BERT of 4 layers of 128, lower-cased, over `vocabulary` (token → id)."""
-    from transformers import BertConfig, BertForTokenClassification, BertTokenizer
+    """(model, tokenizer): a `small_bert` that labels tokens."""
+    from transformers import BertForTokenClassification
 
-    tokenizer = BertTokenizer(vocab=vocabulary, do_lower_case=True, model_max_length=SCRATCH_POSITIONS)
-    config = BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        intermediate_size=512,
-        max_position_embeddings=SCRATCH_POSITIONS,
-        pad_token_id=tokenizer.pad_token_id,
-        id2label=id2label,
-        label2id={name: index for index, name in id2label.items()},
-    )
-    set_dropout(config, dropout)
+    label2id = {name: index for index, name in id2label.items()}
+    config, tokenizer = small_bert(vocabulary, dropout, id2label=id2label, label2id=label2id)
     return BertForTokenClassification(config), tokenizer
