@@ -10,9 +10,12 @@ for more than one process or machine, and sets no WORLD_SIZE. A MASTER_ADDR that
 the same, so the message names that remedy too.
 """
 
+import atexit
 import functools
+import importlib
 import multiprocessing
 import os
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -88,6 +91,11 @@ def make_accelerator(
         raise UserError(f"mixed_precision={precision} is not supported: use --mixed_precision fp16, bf16 or no")
     _check_trackers(report_to)
 
+    if num_processes() > 1:
+        # Its functions keep the process group of the moment of their import as a default, for ever; there is none yet.
+        importlib.import_module("torch.distributed.nn.functional")
+        atexit.unregister(_end_process_group)
+        atexit.register(_end_process_group)
     reset_accelerate_state()
     with warnings.catch_warnings():
         # Without OMP_NUM_THREADS (notebook_launcher) Accelerate shares the cores out among the processes, and warns.
@@ -128,7 +136,8 @@ def prepare(
     """
     prepared = accelerator.prepare_model(model, evaluation_mode=True)
     if accelerator.num_processes > 1:
-        broadcast([*prepared.parameters(), *prepared.buffers()])
+        # Detached: autograd would take it for a part of the next backward, and warn there.
+        broadcast([tensor.detach() for tensor in (*prepared.parameters(), *prepared.buffers())])
     return prepared, accelerator.prepare_optimizer(optimizer)
 
 
@@ -147,6 +156,13 @@ def leaves_no_state(run: Callable[[RecipeT], ResultT]) -> Callable[[RecipeT], Re
                 reset_accelerate_state()
 
     return clean
+
+
+def _end_process_group() -> None:
+    """Waits for gloo's threads: one that still held a tensor while the interpreter ends would abort the process."""
+    # After an exception the others may never come to what this process has begun, and it would wait for them.
+    if torch.distributed.is_initialized() and not hasattr(sys, "last_type"):
+        torch.distributed.destroy_process_group()
 
 
 def reset_accelerate_state() -> None:

@@ -23,6 +23,7 @@ from accumft.launch import make_accelerator, num_processes, reset_accelerate_sta
 
 PROBE = ROOT / "tests/launched/launch_probe.py"
 NOTEBOOK = ROOT / "tests/launched/launch_notebook.py"
+END = ROOT / "tests/launched/launch_end.py"
 SHORT = InitProcessGroupKwargs(timeout=timedelta(seconds=20))
 
 
@@ -242,6 +243,16 @@ def test_launched_multi_cpu_config(tmp_path: Path) -> None:
     config = tmp_path / "multi_cpu.yaml"
     config.write_text("distributed_type: MULTI_CPU\nuse_cpu: true\nnum_processes: 2\n")
     ends_in(launch(PROBE, config=config), "cpu_2_processes.yaml")
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads the names of threads from /proc")
+def test_launched_end_of_the_processes() -> None:
+    # A thread of gloo that still holds a tensor while the interpreter ends aborts the process, once in a long while.
+    result = launch(END)
+    assert result.returncode == 0, result.stderr
+    lines = sorted(result.stdout.splitlines())
+    assert lines == ["at the end 0", "at the end 0", "in the run 2", "in the run 2"]
+    assert "autograd kernel" not in result.stderr
 
 
 def test_launched_fsdp_without_a_gpu(tmp_path: Path) -> None:
