@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from accumft.errors import UserError
-from accumft.models import without_progress_bars
+from accumft.pretrained import without_progress_bars
 
 ADAPTER_CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"

@@ -143,7 +143,7 @@ def _bare_model(model_or_config: Any, num_labels: int | None, device: str) -> An
     if num_labels is not None:
         config.num_labels = num_labels
     if getattr(config, "pad_token_id", None) is None:
-        # Heads of decoders refuse more than one row without; `accumft.models.choose_padding` sets it in a run.
+        # Heads of decoders refuse more than one row without; `accumft.pretrained.choose_padding` sets it in a run.
         config.pad_token_id = 0
     model = _build(given, config)
     if device == "cuda" and model.config._attn_implementation == "sdpa" and _without_attention_dropout(config):

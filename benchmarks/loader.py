@@ -25,8 +25,8 @@ from accumft.data.cache import FOLDER_VARIABLE
 from accumft.data.splits import load_classification_data
 from accumft.data.text import TextCollator, tokenize
 from accumft.data.windows import WindowDataset, lengths_of
-from accumft.models import resolve_model_path
 from accumft.plan import Plan, resolve_batch_sizes
+from accumft.pretrained import resolve_model_path
 from accumft.recipe import TableRecipe
 from accumft.synthetic import load_synthetic
 from accumft.window_plan import WindowPlan

@@ -48,7 +48,7 @@ KIND |= {"ceiling": "ceiling", "trainer_grouped": "grouped"}
 def tokenizer() -> Any:
     from transformers import AutoTokenizer
 
-    from accumft.models import resolve_model_path
+    from accumft.pretrained import resolve_model_path
 
     return AutoTokenizer.from_pretrained(resolve_model_path(MODEL))
 

@@ -26,9 +26,9 @@ from accumft.dry_run import RunPlan
 from accumft.evaluation import logits_of, predict
 from accumft.launch import leaves_no_state
 from accumft.losses import ClassificationLoss
-from accumft.models import resolve_model_path
 from accumft.plan import Plan
 from accumft.preflight import preflight
+from accumft.pretrained import resolve_model_path
 from accumft.recipe import TableRecipe, checked, refuse_unused
 from accumft.run import Run, RunResult
 from accumft.schedule import build_schedule

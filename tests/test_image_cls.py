@@ -206,7 +206,7 @@ def test_models_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"does not fit its config.json"):
         load_image_classifier(path, image_size=16, **head)
     (tmp_path / "vit" / "model.safetensors").write_bytes(b"no")
-    with pytest.raises(UserError, match=r'--model_name_or_path ".*": not loaded \(.*Give the folder of an image'):
+    with pytest.raises(UserError, match=r'--model_name_or_path ".*": not loaded \(.*A file in it is damaged'):
         load_image_classifier(path, image_size=16, **head)
 
 

@@ -1,10 +1,20 @@
 """Models and tokenizers: where they come from, and that a text's logits do not depend on its batch."""
 
+import re
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from causal_lm import CausalLmRecipe
+from contrastive import ContrastiveRecipe
+from image_cls import ImageClsRecipe
+from masked_lm import MaskedLmRecipe
+from seq2seq import Seq2SeqRecipe
+from text_cls import TextClsRecipe
+from token_cls import TokenClsRecipe
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -25,10 +35,17 @@ from accumft.models import (
     fitting_length,
     load_sequence_classifier,
     position_limit,
-    resolve_model_path,
     train_vocabulary,
 )
+from accumft.pretrained import resolve_model_path
+from accumft.recipe import TrainingRecipe
 from accumft.synthetic import generate_notes
+from accumft.tasks.causal_model import load_causal_lm
+from accumft.tasks.embeddings import load_encoder
+from accumft.tasks.image_models import load_image_classifier
+from accumft.tasks.masked_models import load_masked_lm
+from accumft.tasks.seq2seq_models import load_seq2seq
+from accumft.tasks.token_models import load_token_classifier
 
 TEXTS = ["chest pain on exertion", "no fever", "cough and fever since monday", "胸痛三天，无发热", "胸痛"] * 3
 LABELS = {0: "a", 1: "b", 2: "c"}
@@ -117,12 +134,27 @@ def test_packaged_hub_id_is_read_from_its_package() -> None:
     assert resolve_model_path("bert-base-uncased") == "bert-base-uncased"
 
 
-def test_absent_model_is_one_line_with_the_remedy() -> None:
+LOADERS: dict[type[TrainingRecipe], Callable[[str], Any]] = {
+    TextClsRecipe: lambda name: load_sequence_classifier(name, id2label=LABELS, problem_type=SINGLE),
+    TokenClsRecipe: lambda name: load_token_classifier(name, id2label=LABELS),
+    MaskedLmRecipe: load_masked_lm,
+    CausalLmRecipe: load_causal_lm,
+    ImageClsRecipe: lambda name: load_image_classifier(name, id2label=LABELS, problem_type=SINGLE, image_size=16),
+    ContrastiveRecipe: load_encoder,
+    Seq2SeqRecipe: load_seq2seq,
+}
+
+
+@pytest.mark.parametrize("recipe_class", LOADERS)
+def test_absent_model_is_one_line_with_the_remedy(recipe_class: type[TrainingRecipe]) -> None:
     with pytest.raises(UserError) as error:
-        load_sequence_classifier("nobody/no-such-model", id2label=LABELS, problem_type=SINGLE)
+        LOADERS[recipe_class]("nobody/no-such-model")
     message = str(error.value)
-    assert message.startswith('--model_name_or_path "nobody/no-such-model": not loaded')
-    assert "--from_scratch" in message and "\n" not in message
+    assert message.startswith('--model_name_or_path "nobody/no-such-model": not loaded') and "\n" not in message
+    names = {field.name for field in fields(recipe_class)}
+    flags = re.findall(r"--(\w+)", message)
+    assert set(flags) <= names, "a flag of another recipe"
+    assert ("from_scratch" in flags) == ("from_scratch" in names)
 
 
 def test_a_file_is_no_model(tmp_path: Path) -> None:
@@ -136,7 +168,7 @@ def test_model_fine_tuned_for_other_labels(tmp_path: Path) -> None:
     model, tokenizer = build_small_bert(train_vocabulary(TEXTS), id2label=LABELS, problem_type=SINGLE)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="fine-tuned for other labels"):
+    with pytest.raises(UserError, match="with 2 labels; it was probably fine-tuned for others"):
         load_sequence_classifier(str(tmp_path), id2label={0: "x", 1: "y"}, problem_type=SINGLE)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +19,9 @@ from accumft.data.image_decoding import Images
 from accumft.data.text import label_tensor
 from accumft.data.windows import Batch
 from accumft.errors import UserError
+from accumft.pretrained import quiet_transformers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from PIL import Image
 
 # Apart from the streams of the order of examples, of masks and of dropout.
@@ -195,16 +193,3 @@ def output_size(processor: Any) -> tuple[int, int]:
             '"size" to a height and a width in its preprocessor_config.json'
         )
     return sizes.pop()
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Without what transformers says of torchvision, and of heads that it makes anew."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)

@@ -1,16 +1,13 @@
 """Causal language models and their tokenizers: pretrained, or a small new Llama with a vocabulary from the texts."""
 
-import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from accumft.data.conversations import Example
 from accumft.errors import UserError
-from accumft.models import choose_padding, resolve_model_path, set_dropout, without_progress_bars
+from accumft.pretrained import Pretrained, choose_padding, set_dropout
 
 SCRATCH_VOCABULARY = 8_000
 SCRATCH_POSITIONS = 1_024
@@ -39,27 +36,13 @@ def load_causal_lm(
         dropout: every dropout probability of the configuration, 0 to 1; None: as the model has them.
         chat_template: file of a Jinja template that replaces the tokenizer's own.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
+    from transformers import AutoModelForCausalLM
 
-    if int(os.environ.get("RANK", "0")) > 0:
-        logging.set_verbosity_error()
-    path = resolve_model_path(model_name_or_path)
-    if Path(path).is_file():
-        raise UserError(f'--model_name_or_path "{path}": a file; give the folder that holds config.json')
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-        set_dropout(config, dropout)
-        choose_padding(tokenizer, config)
-        with without_progress_bars():
-            model = AutoModelForCausalLM.from_pretrained(
-                path, config=config, dtype=torch.float32, trust_remote_code=trust_remote_code
-            )
-    except UserError:
-        raise
-    except Exception as error:  # at files that are damaged or of another kind, it raises whatever comes
-        raise load_error(model_name_or_path, error) from error
+    source = Pretrained(model_name_or_path, trust_remote_code, new="left out, a small new model is trained")
+    config, tokenizer = source.config(), source.tokenizer(keep_chat_template=True)
+    set_dropout(config, dropout)
+    choose_padding(tokenizer, config)
+    model = source.model(AutoModelForCausalLM, config)
     if chat_template is not None:
         tokenizer.chat_template = read_template(chat_template)
     return model, tokenizer
@@ -78,16 +61,6 @@ def read_template(path: str) -> str:
     except TemplateError as error:
         raise UserError(f"--chat_template {path}: not a Jinja template ({error})") from error
     return template
-
-
-def load_error(name: str, error: Exception) -> UserError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    if "custom code" in str(error):
-        reason = "it brings custom code, which is run only where you ask for it by --trust_remote_code"
-    return UserError(
-        f'--model_name_or_path "{name}": not loaded as a causal language model ({reason}); give the folder of one, its '
-        "hub id with a network, or leave the flag out for a small new model"
-    )
 
 
 def texts_of(examples: Iterable[Example]) -> Iterable[str]:

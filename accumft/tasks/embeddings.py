@@ -11,14 +11,8 @@ from torch import nn
 from accumft.data.windows import Batch
 from accumft.errors import UserError
 from accumft.evaluation import inputs_of
-from accumft.models import (
-    build_small_bert,
-    choose_padding,
-    load_error,
-    resolve_model_path,
-    set_dropout,
-    without_progress_bars,
-)
+from accumft.models import build_small_bert
+from accumft.pretrained import Pretrained, choose_padding, resolve_model_path, set_dropout
 
 Pooling = Literal["mean", "cls"]
 # In a module of its own, so that `sentence_transformers` need not be installed.
@@ -36,26 +30,13 @@ def load_encoder(
     Raises:
         UserError: it cannot be loaded.
     """
-    from transformers import AutoConfig, AutoModel, AutoTokenizer
+    from transformers import AutoModel
 
-    path = resolve_model_path(model_name_or_path)
-    if Path(path).is_file():
-        raise UserError(f'--model_name_or_path "{path}": a file; give the folder that holds config.json')
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-        set_dropout(config, dropout)
-        choose_padding(tokenizer, config)
-        with without_progress_bars():
-            model = AutoModel.from_pretrained(
-                path, config=config, dtype=torch.float32, trust_remote_code=trust_remote_code
-            )
-    except UserError:
-        raise
-    except Exception as error:  # at files that are damaged or of another kind, it raises whatever comes
-        raise load_error(model_name_or_path, error) from error
-    tokenizer.chat_template = None
-    return model, tokenizer
+    source = Pretrained(model_name_or_path, trust_remote_code)
+    config, tokenizer = source.config(), source.tokenizer()
+    set_dropout(config, dropout)
+    choose_padding(tokenizer, config)
+    return source.model(AutoModel, config), tokenizer
 
 
 def build_small_encoder(vocabulary: dict[str, int], *, dropout: float | None = None) -> tuple[Any, Any]:

@@ -1,18 +1,16 @@
 """Image classifiers: from a folder or the hub with a head for the labels at hand, or a new small ViT."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from accumft.data.image_decoding import Images
-from accumft.data.images import quiet_transformers
 from accumft.data.text_files import one_line
 from accumft.data.windows import WindowDataset
 from accumft.errors import UserError
 from accumft.memory_limit import is_out_of_memory
-from accumft.models import resolve_model_path, set_dropout, without_progress_bars
+from accumft.pretrained import Pretrained, set_dropout, set_labels
 from accumft.window_plan import WindowPlan
 
 SMALL_VIT = {"hidden_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 192}
@@ -78,27 +76,14 @@ def load_image_classifier(
         image_size: side of its images.
         dropout: every dropout and drop-path probability of the configuration, 0 to 1; None: as the model has them.
     """
-    from transformers import AutoConfig, AutoModelForImageClassification
+    from transformers import AutoModelForImageClassification
 
-    path = resolve_model_path(model_name_or_path)
-    if Path(path).is_file():
-        raise UserError(f'--model_name_or_path "{path}": a file; give the folder that holds config.json')
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-        _configure(config, id2label, problem_type, dropout)
-        with quiet_transformers(), without_progress_bars():
-            model, found = AutoModelForImageClassification.from_pretrained(
-                path,
-                config=config,
-                dtype=torch.float32,
-                trust_remote_code=trust_remote_code,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-            )
-    except UserError:
-        raise
-    except Exception as error:  # a pickle that would run code, a file that ends too soon, another kind of model, …
-        raise load_error(model_name_or_path, error) from error
+    source = Pretrained(model_name_or_path, trust_remote_code, new="left out, a small new ViT is trained")
+    config = source.config()
+    _configure(config, id2label, problem_type, dropout)
+    model, found = source.model(
+        AutoModelForImageClassification, config, quiet=True, ignore_mismatched_sizes=True, output_loading_info=True
+    )
     for name, there, here in found["mismatched_keys"]:
         if list(there[1:]) != list(here[1:]) or here[0] != len(id2label):
             raise UserError(f'--model_name_or_path "{model_name_or_path}": {name} does not fit its config.json')
@@ -140,25 +125,12 @@ def build_small_vit(
 
 
 def _configure(config: Any, id2label: dict[int, str], problem_type: str, dropout: float | None) -> None:
-    config.num_labels = len(id2label)
-    config.id2label = id2label
-    config.label2id = {name: index for index, name in id2label.items()}
+    set_labels(config, id2label)
     config.problem_type = problem_type
     set_dropout(config, dropout)
     for name in _DEPTH_DROPOUT:
         if dropout is not None and isinstance(getattr(config, name, None), float):
             setattr(config, name, dropout)
-
-
-def load_error(name: str, error: Exception) -> UserError:
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if "custom code" in str(error):
-        remedy = "It brings custom code, which is run only by --trust_remote_code, once you have read it"
-    elif Path(name).is_dir():
-        remedy = "Give the folder of an image classifier"
-    else:
-        remedy = "It is neither a folder here nor to be had from the hub now; left out, a new small ViT is trained"
-    return UserError(f'--model_name_or_path "{name}": not loaded ({reason}). {remedy}')
 
 
 def tokens_of_image(config: Any, size: tuple[int, int]) -> int:

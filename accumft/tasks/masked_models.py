@@ -4,7 +4,6 @@ in a row."""
 import os
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,15 +12,9 @@ import torch
 from accumft.data.masking import IGNORED, MaskingCollator
 from accumft.data.windows import lengths_of
 from accumft.errors import UserError
-from accumft.models import (
-    choose_padding,
-    load_error,
-    resolve_model_path,
-    set_dropout,
-    small_bert,
-    without_progress_bars,
-)
+from accumft.models import small_bert
 from accumft.packing import IMPLEMENTATION, TOLERANCE, PackedCollator, packed_attention
+from accumft.pretrained import Pretrained, choose_padding, set_dropout
 from accumft.tasks.masked import difference, model_inputs
 
 
@@ -39,45 +32,24 @@ def load_masked_lm(
     Raises:
         UserError: not to be loaded, no mask token, or a tokenizer that does not say where words are.
     """
-    from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, BertForMaskedLM
-    from transformers.utils import logging
+    from transformers import AutoModelForMaskedLM, BertForMaskedLM
 
-    path, what = resolve_model_path(model_name_or_path), f'--model_name_or_path "{model_name_or_path}"'
-    if Path(path).is_file():
-        raise UserError(f"{what}: a file; give the folder that holds config.json")
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except Exception as error:  # at files that are damaged or of another kind, it raises whatever comes
-        raise load_error(model_name_or_path, error) from error
+    source, what = Pretrained(model_name_or_path, trust_remote_code), f'--model_name_or_path "{model_name_or_path}"'
+    config, tokenizer = source.config(), source.tokenizer()
     if tokenizer.mask_token is None:
         raise UserError(f"{what}: its tokenizer has no mask token; give a model of BERT's or RoBERTa's kind")
     if not tokenizer.is_fast:
         raise UserError(
             f"{what}: {type(tokenizer).__name__} is slow and does not say where words are; give another model"
         )
-    # Of no use here, and their names, which the model folder chooses, would become file names.
-    tokenizer.chat_template = None
     set_dropout(config, dropout)
     choose_padding(tokenizer, config)
-    arguments = {"config": config, "dtype": torch.float32, "output_loading_info": True}
-    shown = logging.get_verbosity()
-    # It would call an encoder without a head corrupted, and its pooler unexpected.
-    logging.set_verbosity_error()
-    try:
-        with without_progress_bars():
-            model, found = AutoModelForMaskedLM.from_pretrained(path, trust_remote_code=trust_remote_code, **arguments)
-            if type(model) is BertForMaskedLM and any("pooler.dense" in name for name in found["unexpected_keys"]):
-                model, found = with_pooler().from_pretrained(path, **arguments)
-                model.bert.pooler.requires_grad_(False)
-    except Exception as error:
-        if "Unrecognized configuration class" in str(error):
-            raise UserError(
-                f"{what}: a {config.model_type} predicts no masked words; give BERT's or RoBERTa's kind"
-            ) from error
-        raise load_error(model_name_or_path, error) from error
-    finally:
-        logging.set_verbosity(shown)
+    # Not quiet, transformers would call an encoder without a head corrupted, and its pooler unexpected.
+    arguments: dict[str, Any] = {"quiet": True, "output_loading_info": True}
+    model, found = source.model(AutoModelForMaskedLM, config, **arguments)
+    if type(model) is BertForMaskedLM and any("pooler.dense" in name for name in found["unexpected_keys"]):
+        model, found = source.model(with_pooler(), config, **arguments)
+        model.bert.pooler.requires_grad_(False)
     if (new := sorted(found["missing_keys"])) and int(os.environ.get("RANK", "0")) == 0:
         print(f"note: {model_name_or_path} has no {new[0]} and {len(new) - 1} more: these weights are new")
     return model, tokenizer

@@ -6,18 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-import torch
-
 from accumft.errors import UserError
-from accumft.models import (
-    SCRATCH_VOCABULARY,
-    _most_frequent,
-    choose_padding,
-    load_error,
-    resolve_model_path,
-    set_dropout,
-    without_progress_bars,
-)
+from accumft.models import SCRATCH_VOCABULARY, most_frequent
+from accumft.pretrained import Pretrained, choose_padding, set_dropout
 
 # What Metaspace puts for a blank. Words keep it; ideographs and signs are pieces of their own.
 _BLANK = "\u2581"
@@ -39,33 +30,22 @@ def load_seq2seq(
     Raises:
         UserError: no such model, or one that is no encoder-decoder or cannot shift its labels itself.
     """
-    from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
+    from transformers import AutoModelForSeq2SeqLM
 
-    path = resolve_model_path(model_name_or_path)
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except Exception as error:  # at files that are damaged or of another kind, it raises whatever comes
-        raise load_error(model_name_or_path, error) from error
+    source = Pretrained(model_name_or_path, trust_remote_code, new="left out, a small new T5 is trained")
+    config, tokenizer = source.config(), source.tokenizer()
     if not getattr(config, "is_encoder_decoder", False):
         raise UserError(
             f'--model_name_or_path "{model_name_or_path}": {config.model_type} has no encoder and decoder; give a T5, '
             "BART or their like"
         )
-    tokenizer.chat_template = None
     set_dropout(config, dropout)
     if dropout == 0:
         for name in ("encoder_layerdrop", "decoder_layerdrop"):
             if hasattr(config, name):
                 setattr(config, name, 0.0)
     choose_padding(tokenizer, config)
-    try:
-        with without_progress_bars():
-            model = AutoModelForSeq2SeqLM.from_pretrained(
-                path, config=config, dtype=torch.float32, trust_remote_code=trust_remote_code
-            )
-    except Exception as error:  # a pickle that would run code, a file that ends too soon, …
-        raise load_error(model_name_or_path, error) from error
+    model = source.model(AutoModelForSeq2SeqLM, config)
     if not hasattr(model, "prepare_decoder_input_ids_from_labels"):
         raise UserError(
             f'--model_name_or_path "{model_name_or_path}": {type(model).__name__} cannot make decoder inputs of labels '
@@ -115,9 +95,9 @@ def train_pieces(texts: Iterable[str], size: int = SCRATCH_VOCABULARY) -> list[t
         for word in text.split():
             words.update(_PIECE.findall(_BLANK + word))
             characters.update(_BLANK + word)
-    kept = _most_frequent(characters, size // 2)
+    kept = most_frequent(characters, size // 2)
     frequent = Counter({word: count for word, count in words.items() if count > 1 and len(word) > 1})
-    found = [(word, _WORD_SCORE) for word in _most_frequent(frequent, size - len(kept) - len(_SPECIAL))]
+    found = [(word, _WORD_SCORE) for word in most_frequent(frequent, size - len(kept) - len(_SPECIAL))]
     return [*_SPECIAL, *found, *((character, _CHARACTER_SCORE) for character in kept)]
 
 
