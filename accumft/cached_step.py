@@ -9,20 +9,19 @@ forward.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import pad_across_processes
-from accelerate.utils.memory import clear_device_cache
 
 from accumft.data.windows import Batch, Window, count
 from accumft.embedding import window_embedding
-from accumft.memory_limit import Failure, MemoryLimit, is_out_of_memory
-from accumft.models import communicates_in_forward
-from accumft.reduction import agree, sum_gradients, synchronise_buffers
+from accumft.memory_limit import MemoryLimit
+from accumft.reduction import agree, sum_gradients
 from accumft.replay import RandomState, Start
-from accumft.step import out_of_memory_in_talk
+from accumft.retry import Attempt, raise_unless_out_of_memory, until_it_fits
 from accumft.update import StepResult, empty, reduce_counts, update
 
 Embed = Callable[[Any, Batch], torch.Tensor]
@@ -65,58 +64,60 @@ def cached_step(
     Raises:
         EmptyWindowError, NonFiniteLossError, NotEnoughMemoryError: as `accumft.step.train_step`.
     """
-    window = window if isinstance(window, Window) else Window(window)
     memory = MemoryLimit() if memory is None else memory
+    window = window if isinstance(window, Window) else Window(window)
     bare = accelerator.unwrap_model(model)
     parameters = [parameter for parameter in bare.parameters() if parameter.requires_grad]
-    model.train()
-    # Accelerate's zero_grad and step do nothing while this is False.
-    accelerator.sync_gradients = True
-    synchronise_buffers(accelerator, bare)
-    start = Start(bare, accelerator.device, window.seed)
     # A window that is cut smaller is counted anew, by rows; the caller may count as one example what is several rows.
     counted = [batch for number, batch in enumerate(window.micro_batches) if number not in window.placeholders]
-    examples = (window.counts or count(counted))[0]
-    failures: list[Failure] = []
-    retries = 0
-    while True:
-        window = memory.cut(window)
-        start.restore()
+    examples = torch.tensor(float((window.counts or count(counted))[0]), device=accelerator.device)
+
+    def attempt(window: Window, start: Start) -> Attempt[_Sums]:
         embeddings, states, failed = _embed_all(accelerator, bare, window, embed)
         went_well, _, _ = agree(accelerator, (), None if failed is not None else torch.zeros(()))
-        if went_well:
-            gradients, loss, items = _loss(accelerator, window, embeddings, loss_of_embeddings, num_items)
-            counts = reduce_counts(accelerator, window, torch.tensor(float(examples), device=accelerator.device))
-            if items == 0.0:
-                raise empty(window, counts[0])
-            # The second pass changes them in the same way again.
-            start.restore_buffers()
-            failed = _backward(accelerator, bare, window, embed, gradients, states)
-            went_well, _, used = agree(accelerator, parameters, None if failed is not None else torch.zeros(()))
-        if went_well:
-            break
-        # Nothing of the attempt stays: gradients, and what the allocator keeps of the activations.
-        bare.zero_grad(set_to_none=True)
-        embeddings, gradients = [], []
-        clear_device_cache(garbage_collection=True)
-        failure = None if failed is None else memory.failure(window, failed, accelerator.process_index)
-        memory.learn(accelerator, failure, f"step {window.step + 1}", failures)
-        failures += [failure] if failure else []
-        retries += 1
-    memory.succeeded(window)
-    sum_gradients(accelerator, parameters, used)
+        if not went_well:
+            return Attempt(None, failed)
+        gradients, loss, items = _loss(accelerator, window, embeddings, loss_of_embeddings, num_items)
+        counts = reduce_counts(accelerator, window, examples)
+        if items == 0.0:
+            raise empty(window, counts[0])
+        # The second pass changes them in the same way again.
+        start.restore_buffers()
+        failed = _backward(accelerator, bare, window, embed, gradients, states)
+        went_well, _, used = agree(accelerator, parameters, None if failed is not None else torch.zeros(()))
+        if not went_well:
+            return Attempt(None, failed)
+        return Attempt(_Sums(embeddings, loss, [items, counts[0], *counts[2:]], used))
+
+    fitted = until_it_fits(accelerator, model, window, memory, attempt)
+    sums = fitted.found
+    sum_gradients(accelerator, parameters, sums.used)
     return update(
         accelerator,
         model,
         optimizer,
-        window,
-        losses=torch.stack([part.sum() for part in embeddings]),
-        loss=loss,
-        counts=[items, counts[0], *counts[2:]],
+        fitted.window,
+        losses=torch.stack([part.sum() for part in sums.embeddings]),
+        loss=sums.loss,
+        counts=sums.counts,
         max_grad_norm=max_grad_norm,
-        oom_retries=retries,
+        oom_retries=fitted.retries,
         micro_batch_limit=memory.smallest,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """What both passes of a window found."""
+
+    embeddings: list[torch.Tensor]
+    """(rows, dimensions) of each micro-batch of this process."""
+    loss: float
+    """Of the whole effective batch, a mean over its items."""
+    counts: list[float]
+    """[items, examples, tokens, padded tokens, micro-batches] over all processes."""
+    used: list[bool]
+    """For each parameter whether any process has a gradient."""
 
 
 def trial_loss(embed: Embed, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
@@ -139,7 +140,7 @@ def _embed_all(
             embeddings.append(found.float() if found.dtype in (torch.float16, torch.bfloat16) else found)
         return embeddings, states, None
     except (RuntimeError, MemoryError) as error:
-        _check(accelerator, bare, window, error)
+        raise_unless_out_of_memory(accelerator, bare, window, error)
     return [], states, len(embeddings)
 
 
@@ -202,14 +203,6 @@ def _backward(
                 accelerator.backward((found.to(gradients[index].dtype) * gradients[index]).sum() * factor)
         return None
     except (RuntimeError, MemoryError) as error:
-        _check(accelerator, bare, window, error)
+        raise_unless_out_of_memory(accelerator, bare, window, error)
     # Outside of the except block, which keeps the activations alive.
     return index
-
-
-def _check(accelerator: Accelerator, bare: Any, window: Window, error: Exception) -> None:
-    """Raises what no smaller micro-batch mends."""
-    if not is_out_of_memory(error):
-        raise error
-    if communicates_in_forward(bare):
-        raise out_of_memory_in_talk(accelerator, window) from error

@@ -1,6 +1,8 @@
 """Evaluation: every example exactly once, one prediction each, in data set order, on any number of processes."""
 
-from typing import Any
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +17,8 @@ from accumft.memory_limit import REMEDIES, is_out_of_memory
 from accumft.plan import BatchSizes
 
 # Rows of one forward where neither rows nor tokens are given.
+FoundT = TypeVar("FoundT")
+
 DEFAULT_ROWS = 32
 # Rows that are cut together: NumPy wants many blocks at a time, the cut few rows a block.
 _BLOCK = 64
@@ -59,7 +63,7 @@ def predict(
     rows, outputs = [], []
     for indices in batches_by_length(lengths, accelerator.num_processes, accelerator.process_index, limits):
         batch = send_to_device(collate(dataset[indices.tolist()]), accelerator.device)
-        outputs.append(_fitting_logits(bare, batch))
+        outputs += fitting(lambda part: logits_of(bare, part).float(), batch)
         rows.append(torch.from_numpy(indices).to(accelerator.device))
     if accelerator.num_processes == 1:
         return _finite(_in_order(torch.cat(rows), torch.cat(outputs)))
@@ -74,10 +78,14 @@ def predict(
     return _finite(_in_order(all_rows, all_outputs))
 
 
-def _fitting_logits(bare: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """`logits_of` in float32; a batch that runs out of memory is divided until it fits."""
+def fitting(score: Callable[[Batch], FoundT], batch: Batch) -> list[FoundT]:
+    """What `score` finds for a batch: of its parts, in order, where the whole runs out of memory.
+
+    Raises:
+        NotEnoughMemoryError: a single row does not fit.
+    """
     try:
-        return logits_of(bare, batch).float()
+        return [score(batch)]
     except (RuntimeError, MemoryError) as error:
         rows, length, tokens = shape_of(batch)
         if not is_out_of_memory(error):
@@ -88,7 +96,12 @@ def _fitting_logits(bare: torch.nn.Module, batch: Batch) -> torch.Tensor:
             ) from error
     # Outside of the except block, which keeps the activations alive.
     clear_device_cache(garbage_collection=True)
-    return torch.cat([_fitting_logits(bare, part) for part in split(batch, tokens // 2)])
+    return [found for part in split(batch, tokens // 2) for found in fitting(score, part)]
+
+
+def perplexity(loss: float) -> float:
+    """The exponential of a mean loss in nats; infinite where it is beyond floating point."""
+    return math.exp(loss) if loss < 700 else math.inf
 
 
 def batches_by_length(

@@ -22,7 +22,10 @@ _CPU_MESSAGES = (
     "Cannot allocate memory",
 )
 
-REMEDIES = "lower --max_length, or use --gradient_checkpointing or --mixed_precision bf16 or fp16"
+REMEDIES = (
+    "lower --max_length (seq2seq: --max_source_length and --max_target_length; images: --image_size), or use "
+    "--gradient_checkpointing or --mixed_precision bf16 or fp16"
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

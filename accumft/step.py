@@ -1,19 +1,18 @@
 """One optimizer step: window → exact gradient → clip → update. The only code that scales a loss."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils.memory import clear_device_cache
 
 from accumft.data.windows import Batch, Window
 from accumft.embedding import window_embedding
-from accumft.errors import NotEnoughMemoryError
-from accumft.memory_limit import REMEDIES, Failure, MemoryLimit, is_out_of_memory
-from accumft.models import communicates_in_forward
-from accumft.reduction import agree, sum_gradients, synchronise_buffers
+from accumft.memory_limit import MemoryLimit
+from accumft.reduction import agree, sum_gradients
 from accumft.replay import Start
+from accumft.retry import Attempt, raise_unless_out_of_memory, until_it_fits
 from accumft.update import StepResult, empty, precise, reduce_counts, update
 
 LossSum = Callable[[Any, Batch], torch.Tensor]
@@ -53,50 +52,46 @@ def train_step(
             fp16 overflows at every scale. The weights are untouched, and every process raises.
         NotEnoughMemoryError: a single row does not fit. The weights are untouched, and every process raises.
     """
-    window = window if isinstance(window, Window) else Window(window)
     memory = MemoryLimit() if memory is None else memory
-    bare = accelerator.unwrap_model(model)
-    parameters = [parameter for parameter in bare.parameters() if parameter.requires_grad]
-    model.train()
-    # Accelerate's zero_grad and step do nothing while this is False.
-    accelerator.sync_gradients = True
-    synchronise_buffers(accelerator, bare)
-    start = Start(bare, accelerator.device, window.seed)
-    failures: list[Failure] = []
-    retries = 0
-    while True:
-        window = memory.cut(window)
-        start.restore()
-        totals = reduce_counts(accelerator, window, _items(accelerator, window, num_items))
-        items = totals[0]
-        if items == 0.0:
-            raise empty(window, totals[1])
-        local_loss, failed = _accumulate(accelerator, model, window, loss_sum, items)
-        went_well, loss_total, used = agree(accelerator, parameters, None if failed is not None else local_loss.sum())
-        if went_well:
-            break
-        # Nothing of the attempt stays: gradients, and what the allocator keeps of the activations.
-        bare.zero_grad(set_to_none=True)
-        clear_device_cache(garbage_collection=True)
-        failure = None if failed is None else memory.failure(window, failed, accelerator.process_index)
-        memory.learn(accelerator, failure, f"step {window.step + 1}", failures)
-        failures += [failure] if failure else []
-        retries += 1
-    memory.succeeded(window)
-    sum_gradients(accelerator, parameters, used)
+    parameters = [parameter for parameter in accelerator.unwrap_model(model).parameters() if parameter.requires_grad]
 
+    def attempt(window: Window, _: Start) -> Attempt[_Sums]:
+        totals = reduce_counts(accelerator, window, _items(accelerator, window, num_items))
+        if totals[0] == 0.0:
+            raise empty(window, totals[1])
+        losses, failed = _accumulate(accelerator, model, window, loss_sum, totals[0])
+        went_well, loss, used = agree(accelerator, parameters, None if failed is not None else losses.sum())
+        return Attempt(_Sums(totals, losses, loss, used) if went_well else None, failed)
+
+    fitted = until_it_fits(accelerator, model, window, memory, attempt)
+    sums = fitted.found
+    sum_gradients(accelerator, parameters, sums.used)
     return update(
         accelerator,
         model,
         optimizer,
-        window,
-        losses=local_loss,
-        loss=loss_total / items,
-        counts=totals,
+        fitted.window,
+        losses=sums.losses,
+        loss=sums.loss / sums.totals[0],
+        counts=sums.totals,
         max_grad_norm=max_grad_norm,
-        oom_retries=retries,
+        oom_retries=fitted.retries,
         micro_batch_limit=memory.smallest,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """What the forwards and backwards of a window found."""
+
+    totals: list[float]
+    """See `reduce_counts`."""
+    losses: torch.Tensor
+    """(micro-batches,) sums of losses, of this process."""
+    loss: float
+    """Sum of the losses of all processes."""
+    used: list[bool]
+    """For each parameter whether any process has a gradient."""
 
 
 def _accumulate(
@@ -123,22 +118,9 @@ def _accumulate(
                 losses.append(precise(loss.detach()))
         return torch.stack(losses), None
     except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        if communicates_in_forward(bare):
-            raise out_of_memory_in_talk(accelerator, window) from error
+        raise_unless_out_of_memory(accelerator, bare, window, error)
     # Outside of the except block, which keeps the activations alive.
     return torch.zeros(0), len(losses)
-
-
-def out_of_memory_in_talk(accelerator: Accelerator, window: Window) -> NotEnoughMemoryError:
-    """The error where the other processes are in the middle of the very forward that failed, and cannot be told."""
-    alone = NotEnoughMemoryError(
-        f"step {window.step + 1}: out of memory, and a model whose processes talk in each forward "
-        f"(SyncBatchNorm) cannot try again: lower --max_tokens_per_micro_batch, or {REMEDIES}"
-    )
-    alone.everywhere = accelerator.num_processes == 1
-    return alone
 
 
 def _items(accelerator: Accelerator, window: Window, num_items: NumItems) -> torch.Tensor:

@@ -8,18 +8,20 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from causal_cases import MODELS, SIZES, VOCABULARY, model_of, reference_loss, rows_of_tokens
+from causal_cases import EXAMPLES, MODELS, SIZES, VOCABULARY, encoder, model_of, reference_loss, rows_of_tokens
 from causal_lm import loss_sum, num_items
 from launching import launch
 from torch.overrides import TorchFunctionMode
 
 from accumft.cut import Limits
 from accumft.data.windows import WindowDataset, split
-from accumft.errors import UserError
+from accumft.errors import NotEnoughMemoryError, UserError
 from accumft.launch import make_accelerator
 from accumft.plan import Plan, resolve_batch_sizes
 from accumft.step import train_step
 from accumft.tasks.causal import CausalLoss, choose_chunk, row_sums, scores_of, shifted, token_losses
+from accumft.tasks.causal_generation import generate
+from accumft.tasks.causal_model import build_small_llama
 from accumft.tasks.causal_packing import (
     IMPLEMENTATION,
     TOLERANCE,
@@ -258,6 +260,31 @@ def test_an_evaluation_is_over_every_target_token(chunk: int | None) -> None:
         assert found["perplexity"] == pytest.approx(np.exp(expected), rel=1e-5)
     by_row = [reference_loss(model, data[[row]]).item() for row in range(24)]
     assert (sums[:, 0] / sums[:, 1]).tolist() == pytest.approx(by_row, rel=1e-4), "in the order of the rows"
+
+
+def test_generation_that_runs_out_of_memory_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = encoder()
+    torch.manual_seed(0)
+    model = build_small_llama(encode.tokenizer)
+    examples = (EXAMPLES * 4)[:7]
+    whole = generate(make_accelerator(), model, encode, examples, 4, 64)
+    generated, sizes = model.generate, []
+
+    def short_of_memory(most: int) -> Any:
+        def limited(**batch: Any) -> torch.Tensor:
+            sizes.append(len(batch["input_ids"]))
+            if sizes[-1] > most:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return generated(**batch)
+
+        return limited
+
+    monkeypatch.setattr(model, "generate", short_of_memory(2))
+    assert generate(make_accelerator(), model, encode, examples, 4, 64) == whole
+    assert sizes[0] == 7 and sum(size for size in sizes if size <= 2) == 7
+    monkeypatch.setattr(model, "generate", short_of_memory(0))
+    with pytest.raises(NotEnoughMemoryError, match=r"evaluation: a row of \d+ tokens"):
+        generate(make_accelerator(), model, encode, examples, 4, 64)
 
 
 def test_two_processes(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The loss of a causal language model: a sum over target tokens, whose logits never exist all at once."""
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from accumft.cut import Limits
 from accumft.data.chat import IGNORED
 from accumft.data.windows import Batch, Collate
 from accumft.errors import UserError
-from accumft.evaluation import predict
+from accumft.evaluation import perplexity, predict
 
 DEFAULT_CHUNK = 1024
 # Largest difference of a logit, the model's own against head(hidden states), as a share of the largest logit.
@@ -185,4 +184,4 @@ def scores_of(sums: torch.Tensor) -> dict[str, float]:
     """
     losses, items = sums.double().sum(dim=0).tolist()
     loss = losses / items
-    return {"loss": loss, "perplexity": math.exp(loss) if loss < 700 else math.inf}
+    return {"loss": loss, "perplexity": perplexity(loss)}

@@ -11,6 +11,7 @@ from accelerate.utils import gather_object
 from accumft.adapters import base_of
 from accumft.data.chat import IGNORED, ChatEncoder
 from accumft.data.conversations import Example
+from accumft.evaluation import fitting
 
 GENERATED_AT_ONCE = 16
 
@@ -51,7 +52,7 @@ def generate(
     prompts = [encode.prompt(example)[-max_length:] for example in examples]
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     batches = [order[i : i + GENERATED_AT_ONCE] for i in range(0, len(order), GENERATED_AT_ONCE)]
-    stop = _stops(encode, examples, causal)
+    greedy = _greedy(tokenizer, _stops(encode, examples, causal), max_new_tokens)
     found: list[tuple[int, list[int]]] = []
     for batch in batches[accelerator.process_index :: accelerator.num_processes]:
         width = max(len(prompts[i]) for i in batch)
@@ -60,13 +61,14 @@ def generate(
         for number, i in enumerate(batch):
             ids[number, width - len(prompts[i]) :] = torch.tensor(prompts[i])
             mask[number, width - len(prompts[i]) :] = 1
+        prompts_of_batch = {"input_ids": ids.to(accelerator.device), "attention_mask": mask.to(accelerator.device)}
         with accelerator.autocast():
-            tokens = causal.generate(
-                input_ids=ids.to(accelerator.device),
-                attention_mask=mask.to(accelerator.device),
-                generation_config=_greedy(tokenizer, stop, max_new_tokens),
+            parts = fitting(
+                lambda part: causal.generate(**part, generation_config=greedy)[:, part["input_ids"].shape[1] :],
+                prompts_of_batch,
             )
-        found += [(i, row[width:].tolist()) for i, row in zip(batch, tokens, strict=True)]
+        answers = [answer.tolist() for part in parts for answer in part]
+        found += list(zip(batch, answers, strict=True))
     every = dict(gather_object(found) if accelerator.num_processes > 1 else found)
     return [_answer(example, tokenizer, prompts[i], every[i], encode) for i, example in enumerate(examples)]
 

@@ -8,15 +8,13 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.utils import pad_across_processes, send_to_device
-from accelerate.utils.memory import clear_device_cache
 
 from accumft.cut import Limits
 from accumft.data.blocks import token_arrays
 from accumft.data.masking import IGNORED
-from accumft.data.windows import Batch, Collate, lengths_of, shape_of, split
-from accumft.errors import NonFiniteLossError, NotEnoughMemoryError
-from accumft.evaluation import batches_by_length
-from accumft.memory_limit import REMEDIES, is_out_of_memory
+from accumft.data.windows import Batch, Collate, lengths_of
+from accumft.errors import NonFiniteLossError
+from accumft.evaluation import batches_by_length, fitting, perplexity
 from accumft.packing import TOLERANCE
 
 
@@ -140,7 +138,7 @@ def evaluate_masked(
     lengths = lengths_of(dataset)
     for rows in batches_by_length(lengths, accelerator.num_processes, accelerator.process_index, limits):
         batch = send_to_device(collate(dataset[rows.tolist()]), device)
-        sums = _sums_of_rows(loss, bare, batch)
+        sums = torch.cat(fitting(lambda part: _sums_of_rows(loss, bare, part), batch))
         parts.append(torch.cat([torch.from_numpy(rows).double()[:, None], sums], dim=1))
     table = torch.cat(parts)
     if accelerator.num_processes > 1:
@@ -161,32 +159,15 @@ def evaluate_masked(
 
 
 def _sums_of_rows(loss: MaskedLoss, bare: Any, batch: Batch) -> torch.Tensor:
-    """(rows, 3) float64 on the CPU: loss, masked tokens, right ones. A batch that runs out of memory is divided."""
-    try:
-        masked = batch["targets"] != IGNORED
-        logits, targets = loss.logits(bare, batch), batch["targets"][masked]
-        losses = F.cross_entropy(logits, targets, reduction="none")
-        right = (logits.argmax(dim=1) == targets).to(losses.dtype)
-        of_token = torch.stack([losses, torch.ones_like(losses), right], dim=1)
-        # On the CPU, where there is float64 whatever the device, and sums have one order.
-        sums = torch.zeros(len(masked), 3, dtype=torch.float64)
-        return sums.index_add(0, masked.nonzero()[:, 0].cpu(), of_token.double().cpu())
-    except (RuntimeError, MemoryError) as error:
-        rows, length, tokens = shape_of(batch)
-        if not is_out_of_memory(error):
-            raise
-        if rows == 1:
-            raise NotEnoughMemoryError(
-                f"evaluation: a row of {length:,} tokens does not fit into memory: {REMEDIES}"
-            ) from error
-    # Outside of the except block, which keeps the activations alive.
-    clear_device_cache(garbage_collection=True)
-    return torch.cat([_sums_of_rows(loss, bare, part) for part in split(batch, tokens // 2)])
-
-
-def perplexity(loss: float) -> float:
-    """The exponential of a mean loss in nats; infinite where it is beyond floating point."""
-    return math.exp(loss) if loss < 700 else math.inf
+    """(rows, 3) float64 on the CPU: loss, masked tokens, right ones."""
+    masked = batch["targets"] != IGNORED
+    logits, targets = loss.logits(bare, batch), batch["targets"][masked]
+    losses = F.cross_entropy(logits, targets, reduction="none")
+    right = (logits.argmax(dim=1) == targets).to(losses.dtype)
+    of_token = torch.stack([losses, torch.ones_like(losses), right], dim=1)
+    # On the CPU, where there is float64 whatever the device, and sums have one order.
+    sums = torch.zeros(len(masked), 3, dtype=torch.float64)
+    return sums.index_add(0, masked.nonzero()[:, 0].cpu(), of_token.double().cpu())
 
 
 def unigram_perplexity(train: Any, scored: Any, collate: Any) -> float:

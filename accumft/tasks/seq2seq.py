@@ -11,16 +11,13 @@ import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.utils import gather_object, send_to_device
-from accelerate.utils.memory import clear_device_cache
 
 from accumft.cut import Limits
 from accumft.data.target_tokens import IGNORED
-from accumft.data.windows import Batch, Collate, lengths_of, shape_of, split
-from accumft.errors import NonFiniteLossError, NotEnoughMemoryError
-from accumft.evaluation import batches_by_length
-from accumft.memory_limit import REMEDIES, is_out_of_memory
+from accumft.data.windows import Batch, Collate, lengths_of
+from accumft.errors import NonFiniteLossError
+from accumft.evaluation import batches_by_length, fitting, perplexity
 from accumft.metrics.rouge import TYPES, first_line, is_exact, rouge_of
-from accumft.tasks.seq2seq_models import perplexity
 
 
 def target_logits(model: Any, batch: Batch) -> torch.Tensor:
@@ -105,8 +102,9 @@ def generate_all(
     shares = batches_by_length(lengths_of(dataset), accelerator.num_processes, accelerator.process_index, limits)
     for indices in shares:
         batch = send_to_device(collate(dataset[indices.tolist()]), accelerator.device)
-        for index, scored in zip(indices.tolist(), _fitting(accelerator, bare, tokenizer, batch, with_texts)):
-            found.append((index, *scored))
+        parts = fitting(lambda part: _score(accelerator, bare, tokenizer, part, with_texts), batch)
+        scores = [scored for part in parts for scored in part]
+        found += [(index, *scored) for index, scored in zip(indices.tolist(), scores, strict=True)]
     every = sorted(gather_object(found) if accelerator.num_processes > 1 else found)
     assert [row[0] for row in every] == list(range(len(dataset))), "each row once"
     loss = np.array([row[1] for row in every])
@@ -117,27 +115,6 @@ def generate_all(
         )
     texts = [row[3] for row in every] if with_texts else []
     return Generated(loss, np.array([row[2] for row in every]), texts, [row[4] for row in every])
-
-
-def _fitting(
-    accelerator: Accelerator, bare: Any, tokenizer: Any, batch: Batch, with_texts: bool
-) -> list[tuple[float, int, str, int]]:
-    """`_score` of a batch; one that runs out of memory is divided until it fits."""
-    try:
-        return _score(accelerator, bare, tokenizer, batch, with_texts)
-    except (RuntimeError, MemoryError) as error:
-        rows, length, tokens = shape_of(batch)
-        if not is_out_of_memory(error):
-            raise
-        if rows == 1:
-            raise NotEnoughMemoryError(
-                f"evaluation: a row of {length:,} tokens does not fit into memory: lower --max_source_length, or "
-                f"{REMEDIES.partition('or ')[2]}"
-            ) from error
-    # Outside of the except block, which keeps the activations alive.
-    clear_device_cache(garbage_collection=True)
-    parts = split(batch, tokens // 2)
-    return [scored for part in parts for scored in _fitting(accelerator, bare, tokenizer, part, with_texts)]
 
 
 def _score(

@@ -1,6 +1,5 @@
 """Encoder-decoder models (T5, BART, …) and their tokenizers: loaded, or a small T5 made from scratch."""
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -138,8 +137,3 @@ def side_limits(config: Any) -> tuple[int | None, int | None]:
         return next((value for value in values if isinstance(value, int) and value > 0), None)
 
     return limit("encoder"), limit("decoder")
-
-
-def perplexity(loss: float) -> float:
-    """exp(loss), infinity where that is too large for a float."""
-    return math.exp(loss) if loss < 700 else math.inf
