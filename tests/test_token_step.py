@@ -114,6 +114,24 @@ def test_evaluation_has_every_labelled_token_once_in_order() -> None:
     assert len(found) == sum(len(sentence.words) for sentence in random_sentences(20))
 
 
+def test_evaluation_that_runs_out_of_memory_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerator, tokens, model = make_accelerator(), windows_of(20), tiny_model(torch.float32)
+    collate = TokenCollator(tiny_tokenizer())
+    whole = predict_tokens(accelerator, model, tokens.windows, collate, Limits(20))
+    forward, sizes = model.forward, []
+
+    def short_of_memory(**inputs: Any) -> Any:
+        sizes.append(inputs["input_ids"].numel())
+        if sizes[-1] > 60:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return forward(**inputs)
+
+    monkeypatch.setattr(model, "forward", short_of_memory)
+    found = predict_tokens(accelerator, model, tokens.windows, collate, Limits(20))
+    torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-6)
+    assert max(sizes) > 120 and sum(size <= 60 for size in sizes) > 3
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes found."""

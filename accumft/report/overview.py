@@ -77,6 +77,7 @@ def describe_run(
     """The effective batch and how it is cut, steps, schedule, optimizer, precision and devices."""
     plan = window_plan.plan
     epochs = plan.total_steps / plan.steps_per_epoch
+    passes = f"{epochs:.4g} of an epoch" if epochs < 1 else "an epoch" if epochs == 1 else f"{epochs:.4g} epochs"
     tail = plan.num_examples % plan.batch.effective_batch_size
     precision = {"no": "float32"}.get(accelerator.mixed_precision, accelerator.mixed_precision)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -85,7 +86,7 @@ def describe_run(
         (
             f"effective batch: {plan.batch}",
             f"cut: {_describe_cut(window_plan)}",
-            f"steps: {plan.total_steps} = {epochs:.4g} epochs x {plan.steps_per_epoch}"
+            f"steps: {plan.total_steps} = {passes} of {plan.steps_per_epoch} steps"
             + (f" (the last of an epoch has {tail} examples)" if tail else ""),
             f"learning rate: {recipe.learning_rate:g} peak, {schedule.lr_scheduler_type}, "
             f"{schedule.warmup_steps} warm-up steps; {recipe.optim}, {clip}",

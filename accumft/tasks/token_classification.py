@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from accumft.data.tags import Sentence
+from accumft.data.tags import OUTSIDE, Sentence
 from accumft.data.token_splits import TokenData
 from accumft.data.token_text import text_of
 from accumft.data.tokens import IGNORED, Tokens, sentences_again
@@ -203,6 +203,8 @@ def _show_and_draw(
     for split, found in scores.items():
         sentences = data.splits[split]
         print(f"\n{split} ({len(sentences)} sentences)\n{metrics_table(found.metrics)}")
+        if not any(tag != OUTSIDE for tags in found.tags for tag in tags):
+            print(f"note: no entity is found in {split}: the model has learnt nothing yet; try more steps")
         by_dictionary = results.get(f"{SPLIT_PREFIX[split]}_dictionary_f1")
         if by_dictionary is not None:
             print(f"looking up the entities of the training data: f1 {by_dictionary:.4f}")

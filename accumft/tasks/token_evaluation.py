@@ -9,9 +9,9 @@ from accelerate.utils import pad_across_processes, send_to_device
 
 from accumft.cut import Limits
 from accumft.data.tokens import IGNORED
-from accumft.data.windows import Collate, lengths_of
+from accumft.data.windows import Batch, Collate, lengths_of
 from accumft.errors import NonFiniteLossError
-from accumft.evaluation import batches_by_length, inputs_of
+from accumft.evaluation import batches_by_length, fitting, inputs_of
 
 
 @torch.no_grad()
@@ -30,6 +30,7 @@ def predict_tokens(
 
     Raises:
         NonFiniteLossError: an output is not finite, on every process.
+        NotEnoughMemoryError: a single row does not fit.
     """
     # Not the DDP wrapper: its forward communicates, and processes may have different numbers of batches.
     bare = accelerator.unwrap_model(model)
@@ -40,11 +41,14 @@ def predict_tokens(
     # A piece of number -1, dropped below, gives the gather its shape where a process has nothing.
     places, outputs = [torch.full((1,), -1)], [torch.zeros(1, bare.config.num_labels, device=device)]
     lengths = lengths_of(dataset)
+
+    def logits_of_labelled(part: Batch) -> torch.Tensor:
+        logits: torch.Tensor = bare(**inputs_of(part)).logits
+        return logits[part["labels"] != IGNORED].float()
+
     for rows in batches_by_length(lengths, accelerator.num_processes, accelerator.process_index, limits):
         batch = collate(dataset[rows.tolist()])
-        labelled = batch["labels"] != IGNORED
-        logits = bare(**send_to_device(inputs_of(batch), device)).logits
-        outputs.append(logits[labelled.to(device)].float())
+        outputs += fitting(logits_of_labelled, send_to_device(batch, device))
         places += [torch.arange(first[row], first[row + 1]) for row in rows]
     place, output = torch.cat(places).to(device), torch.cat(outputs)
     if accelerator.num_processes > 1:
