@@ -98,20 +98,3 @@ def collator_of(recipe: Any, tokenizer: Any) -> Collate:
     if recipe.long_text == "windows":
         return DocumentCollator(tokenizer, recipe.window_pooling, recipe.pad_to_multiple_of)
     return TextCollator(tokenizer, recipe.pad_to_multiple_of)
-
-
-def windows_of(encoded: Any, texts: int) -> dict[str, list[Any]]:
-    """What a fast tokenizer makes of some texts with their overflow → columns, a row a text.
-
-    Returns:
-        "input_ids" (lists of windows), "length" (windows × the longest of them), "truncated" and "lost" (nothing is).
-    """
-    windows: list[list[list[int]]] = [[] for _ in range(texts)]
-    for text, ids in zip(encoded["overflow_to_sample_mapping"], encoded["input_ids"], strict=True):
-        windows[text].append(ids)
-    return {
-        "input_ids": windows,
-        "length": [len(document) * max(map(len, document)) for document in windows],
-        "truncated": [False] * texts,
-        "lost": [0] * texts,
-    }

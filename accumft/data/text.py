@@ -41,8 +41,6 @@ def tokenize(
     texts = [name for name in ("text", "text_pair") if name in dataset.column_names]
 
     def encode_windows(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        from accumft.data.long_text import windows_of
-
         encoded = tokenizer(
             columns["text"],
             truncation=True,
@@ -51,7 +49,7 @@ def tokenize(
             return_overflowing_tokens=True,
             return_attention_mask=False,
         )
-        return windows_of(encoded, len(columns["text"]))
+        return _windows_of(encoded, len(columns["text"]))
 
     def encode(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
         encoded = tokenizer(
@@ -97,6 +95,23 @@ def tokenize(
     if tokens is None:
         tokens = encode_all()
     return _beside(dataset, texts, tokens)
+
+
+def _windows_of(encoded: Any, texts: int) -> dict[str, list[Any]]:
+    """What a fast tokenizer makes of some texts with their overflow → columns, a row a text.
+
+    Returns:
+        "input_ids" (lists of windows), "length" (windows × the longest of them), "truncated" and "lost" (nothing is).
+    """
+    windows: list[list[list[int]]] = [[] for _ in range(texts)]
+    for text, ids in zip(encoded["overflow_to_sample_mapping"], encoded["input_ids"], strict=True):
+        windows[text].append(ids)
+    return {
+        "input_ids": windows,
+        "length": [len(document) * max(map(len, document)) for document in windows],
+        "truncated": [False] * texts,
+        "lost": [0] * texts,
+    }
 
 
 def _beside(dataset: Any, texts: list[str], tokens: Any) -> Any:
