@@ -137,7 +137,7 @@ class TableRecipe(TrainingRecipe):
     """Configuration of dataset_name."""
     validation_split: float | None = None
     """Share of the training data, 0 to 1, held out for validation where no validation data is given; stratified by
-    label, rows of the same text kept together. Unset: 0.1 where there is none; 0: no validation."""
+    label where there is one, rows of the same text kept together. Unset: 0.1 where there is none; 0: no validation."""
     encoding: str = "utf-8"
     """Encoding of text files: utf-8 (with or without BOM), gb18030, latin-1, ..."""
     delimiter: str | None = None

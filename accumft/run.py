@@ -213,7 +213,7 @@ class Run:
                 f"the best model so far (step {self.progress.best_step}) has no whole checkpoint any more: the best "
                 "one is picked among the evaluations from here on"
             )
-            self.progress.best_value = self.progress.best_step = None
+            self.progress.best_value = self.progress.best_step = self.progress.best_loss = None
         if found.in_place:
             self.keeper.newest = self.step
         else:  # another run, which the trackers see as such
@@ -330,17 +330,18 @@ class Run:
         progress = self.progress
         started = time.perf_counter()
         # Whether a best model could be kept, only the first process knows: what it knows holds for all.
-        payload: list[Any] = [self.evaluate(), progress.best_value, progress.best_step]
+        payload: list[Any] = [self.evaluate(), progress.best_value, progress.best_step, progress.best_loss]
         broadcast_object_list(payload)
-        metrics, progress.best_value, progress.best_step = payload
+        metrics, progress.best_value, progress.best_step, progress.best_loss = payload
         seconds = round(time.perf_counter() - started, 6)
         row = {f"eval_{name}": value for name, value in metrics.items()}
         self.log({"step": self.step, **self._epoch(self.step), **row, "eval_seconds": seconds})
         progress.pending_evaluation = False
-        before, value = (progress.best_value, progress.best_step), metrics.get(self.best_metric)
-        better = progress.take(value, self.greater_is_better, self.recipe.early_stopping_patience)
+        before = (progress.best_value, progress.best_step, progress.best_loss)
+        value, patience = metrics.get(self.best_metric), self.recipe.early_stopping_patience
+        better = progress.take(value, metrics.get("loss"), self.greater_is_better, patience)
         if better and self.recipe.load_best_model_at_end and not self.keeper.keep_best(progress):
-            progress.best_value, progress.best_step = before
+            progress.best_value, progress.best_step, progress.best_loss = before
         shown = "undefined" if value is None else f"{value:.4f}{' (best)' if better else ''}"
         loss = "" if self.best_metric == "loss" else f"eval_loss {metrics.get('loss', math.nan):.4f}, "
         stopping = f"; stopping: {progress.stop_reason}" if progress.stop_reason else ""

@@ -42,6 +42,8 @@ class Progress:
     best_value: float | None = None
     best_step: int | None = None
     """Of the best evaluated model."""
+    best_loss: float | None = None
+    """Its loss, by which equal values are told apart."""
     evaluations_without_gain: int = 0
     stop_reason: str | None = None
     tokens: int = 0
@@ -57,23 +59,28 @@ class Progress:
     num_processes: int = 1
     versions: dict[str, str] = field(default_factory=dict)
 
-    def take(self, value: float | None, greater_is_better: bool, patience: int | None) -> bool:
+    def take(self, value: float | None, loss: float | None, greater_is_better: bool, patience: int | None) -> bool:
         """Takes an evaluation at this step into account: whether it is the best so far, and whether the run stops.
+
+        Of equal values the one with the lower loss is the better; early stopping does not count that as a gain.
 
         Args:
             value: of `best_metric`; None: undefined, which is no gain.
+            loss: of the same evaluation; None: it has none.
         """
         best = self.best_value
-        better = (
+        gain = (
             value is not None
             and math.isfinite(value)
             and (best is None or (value > best if greater_is_better else value < best))
         )
-        self.evaluations_without_gain = 0 if better else self.evaluations_without_gain + 1
-        if better:
-            self.best_value, self.best_step = value, self.step
+        loss = loss if loss is not None and math.isfinite(loss) else None
+        tie = value == best and loss is not None and self.best_loss is not None and loss < self.best_loss
+        self.evaluations_without_gain = 0 if gain else self.evaluations_without_gain + 1
+        if gain or tie:
+            self.best_value, self.best_step, self.best_loss = value, self.step, loss
         self._stop_if_due(patience)
-        return better
+        return gain or tie
 
     def _stop_if_due(self, patience: int | None) -> None:
         self.stop_reason = None
@@ -95,7 +102,7 @@ class Progress:
             why = "other validation data" if measure else "another metric_for_best_model"
             lines.append(f"{why}: the best model is picked among the evaluations from here on")
         if not (same and measure and evaluates):
-            self.best_value, self.best_step, self.evaluations_without_gain = None, None, 0
+            self.best_value, self.best_step, self.best_loss, self.evaluations_without_gain = None, None, None, 0
         for name in ("best_metric", "greater_is_better", "fingerprint", "versions", "num_processes"):
             setattr(self, name, getattr(fresh, name))
         self.pending_evaluation = self.pending_evaluation and evaluates

@@ -162,7 +162,7 @@ def run(recipe: ContrastiveRecipe) -> RunResult:
     max_length = fitting_length(recipe.max_length, position_limit(model, tokenizer), None)
     show = accelerator.is_main_process
     tokenized = {name: tokenize_texts(split, tokenizer, max_length, show) for name, split in data.splits.items()}
-    accelerator.print(describe_pairs(data, tokenized, max_length))
+    accelerator.print(describe_pairs(data, tokenized, max_length, steps, recipe.loss))
     examples = examples_of(data.splits["train"], tokenized["train"], packed=True)
     packed = pack_encoder(model, tokenizer, examples, recipe, pooling, accelerator.device.type)
     if packed is None:

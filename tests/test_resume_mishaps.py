@@ -111,7 +111,7 @@ def test_rows_that_are_none_are_left_out(tmp_path: Path) -> None:
 
 def test_an_infinite_metric_is_no_best_model() -> None:
     progress = Progress(step=3, best_metric="perplexity")
-    assert not progress.take(float("inf"), False, None)
+    assert not progress.take(float("inf"), 1.0, False, None)
     assert (progress.best_value, progress.best_step) == (None, None)
 
 

@@ -101,7 +101,8 @@ def _windows_of(encoded: Any, texts: int) -> dict[str, list[Any]]:
     """What a fast tokenizer makes of some texts with their overflow → columns, a row a text.
 
     Returns:
-        "input_ids" (lists of windows), "length" (windows × the longest of them), "truncated" and "lost" (nothing is).
+        "input_ids" (lists of windows), "length" (windows × the longest of them), "windows", "truncated" and "lost"
+        (nothing is).
     """
     windows: list[list[list[int]]] = [[] for _ in range(texts)]
     for text, ids in zip(encoded["overflow_to_sample_mapping"], encoded["input_ids"], strict=True):
@@ -109,6 +110,7 @@ def _windows_of(encoded: Any, texts: int) -> dict[str, list[Any]]:
     return {
         "input_ids": windows,
         "length": [len(document) * max(map(len, document)) for document in windows],
+        "windows": list(map(len, windows)),
         "truncated": [False] * texts,
         "lost": [0] * texts,
     }

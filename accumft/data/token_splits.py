@@ -129,7 +129,9 @@ def _hold_out(data: dict[str, list[Sentence]], recipe: Any, notes: list[str]) ->
     has_entity = np.array([any(tag != OUTSIDE for tag in sentence.tags) for sentence in train], np.int64)
     held_out = hold_out(texts, has_entity, _DEFAULT_SPLIT if fraction is None else fraction, recipe.seed)
     rows = int(held_out.sum())
-    notes.append(f"{train[0].source}: {rows} of {len(train)} sentences are held out for validation")
+    notes.append(
+        f"{recipe.train_file or train[0].source}: {rows} of {len(train)} sentences are held out for validation"
+    )
     if not rows:
         if fraction is not None:
             raise UserError(f"--validation_split {fraction}: of the {len(train)} sentences that is none")

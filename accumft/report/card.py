@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from accumft.data.long_text import DEFAULT_OVERLAP
 from accumft.metrics import METRIC_NAMES
 from accumft.report.page import Table, Task, markdown, task_card
 from accumft.report.text import format_number
@@ -75,11 +76,11 @@ def classification_task(
     note = ""
     if problem_type == "multi_label_classification":
         note = f"A label applies where its score is {recipe.get('threshold', 0.5)} or more."
-    if recipe.get("long_text") == "windows":
+    in_windows = recipe.get("long_text") == "windows"
+    if in_windows:
         note += (
             f" Scored on windows of {recipe.get('max_length')} tokens that overlap; the "
-            f"{recipe.get('window_pooling')} of whose logits decides; the pipeline above reads the "
-            "first window alone."
+            f"{recipe.get('window_pooling')} of whose logits decides, as in the code above."
         )
     columns = ["precision", "recall", "f1", "support"]
     rows = [
@@ -90,7 +91,7 @@ def classification_task(
     return Task(
         pipeline_tag="text-classification",
         does=does,
-        code=_code(problem_type, recipe),
+        code=_code_of_windows(problem_type, recipe) if in_windows else _code(problem_type, recipe),
         note=note.strip(),
         metrics={name: _HUB_METRICS[name] for name in (*METRIC_NAMES[problem_type], "loss")},
         tables=[Table(title="By class", header=header, rows=rows, text_columns=2)],
@@ -111,6 +112,39 @@ def _code(problem_type: str, recipe: Mapping[str, Any]) -> str:
         "from transformers import pipeline\n\n"
         'classifier = pipeline("text-classification", model="path/to/this/folder")\n'
         f"print(classifier({text}, {arguments}))\n"
+    )
+
+
+def _code_of_windows(problem_type: str, recipe: Mapping[str, Any]) -> str:
+    """A pipeline reads the first window alone."""
+    overlap = recipe.get("window_overlap")
+    pooled = "logits.mean(dim=0)" if recipe.get("window_pooling") == "mean" else "logits.amax(dim=0)"
+    scores = {
+        "single_label_classification": "pooled.softmax(dim=0)",
+        "multi_label_classification": "pooled.sigmoid()",
+        "regression": "pooled",
+    }[problem_type]
+    return (
+        "import torch\n"
+        "from transformers import AutoModelForSequenceClassification, AutoTokenizer\n\n"
+        'folder = "path/to/this/folder"\n'
+        "tokenizer = AutoTokenizer.from_pretrained(folder)\n"
+        "model = AutoModelForSequenceClassification.from_pretrained(folder)\n"
+        f"length = {recipe.get('max_length')}\n"
+        + (
+            f"overlap = min({DEFAULT_OVERLAP}, (length - tokenizer.num_special_tokens_to_add()) // 2)\n"
+            if overlap is None
+            else f"overlap = {overlap}\n"
+        )
+        + 'arguments = {"truncation": True, "max_length": length, "stride": overlap, "padding": True}\n'
+        "windows = tokenizer(\n"
+        '    ["The text to classify."], return_overflowing_tokens=True, return_tensors="pt", **arguments\n'
+        ")\n"
+        'windows.pop("overflow_to_sample_mapping")\n'
+        "with torch.no_grad():\n"
+        "    logits = model(**windows).logits\n"
+        f"pooled = {pooled}\n"
+        f"print(dict(zip(model.config.id2label.values(), {scores}.tolist())))\n"
     )
 
 

@@ -27,8 +27,9 @@ def describe_data(data: ClassificationData, tokenized: dict[str, Any], max_lengt
     lines = []
     for split, dataset in tokenized.items():
         lengths = numbers_of(dataset, "length")
+        tokens = "tokens of windows" if "windows" in dataset.column_names else "tokens"
         lines.append(
-            f"{split}: {len(dataset):,} rows, tokens {lengths.mean():.0f} mean / {np.median(lengths):.0f} median / "
+            f"{split}: {len(dataset):,} rows, {tokens} {lengths.mean():.0f} mean / {np.median(lengths):.0f} median / "
             f"{lengths.max()} max, {_describe_loss(dataset, lengths, max_length)}"
         )
     lines.append(describe_labels(data))
@@ -38,9 +39,11 @@ def describe_data(data: ClassificationData, tokenized: dict[str, Any], max_lengt
 
 def _describe_loss(dataset: Any, lengths: np.ndarray, max_length: int) -> str:
     """What becomes of texts that are too long, and how much of all tokens is lost."""
-    if lengths.max() > max_length:
-        several = np.mean(lengths > max_length)
-        return f"{several:.1%} in several windows of up to {max_length}"
+    if "windows" in dataset.column_names:
+        windows = numbers_of(dataset, "windows")
+        return (
+            f"in {windows.mean():.1f} windows of up to {max_length} on average, {np.mean(windows > 1):.1%} in several"
+        )
     truncated, lost = np.mean(numbers_of(dataset, "truncated")), numbers_of(dataset, "lost")
     text = f"{truncated:.1%} truncated at {max_length}"
     if truncated and lost.min() >= 0:

@@ -227,17 +227,14 @@ def _about_data(data: ClassificationData, source: str) -> list[str]:
 
 
 def note_single_prediction(found: Scores, names: Sequence[str], problem_type: str, split: str) -> None:
-    """Says so where a classifier has learnt nothing but one class."""
+    """Says so where a classifier predicts nothing but one class."""
     from accumft.report.text import printable
 
     if problem_type == "single_label_classification":
         predictions = predict_labels(problem_type, found.probabilities)
         if len(np.unique(predictions)) == 1 and len(np.unique(found.references)) > 1:
             name = printable(names[int(predictions[0])])
-            print(
-                f'note: every row of {split} is predicted as "{name}": the model has learnt '
-                "nothing yet; try more steps or another --learning_rate"
-            )
+            print(f'note: every row of {split} is predicted as "{name}": try more steps or another --learning_rate')
 
 
 def plot_scores(found: Scores, names: Sequence[str], problem_type: str, threshold: float, path: Any) -> None:

@@ -170,21 +170,27 @@ def _sums_of_rows(loss: MaskedLoss, bare: Any, batch: Batch) -> torch.Tensor:
     return sums.index_add(0, masked.nonzero()[:, 0].cpu(), of_token.double().cpu())
 
 
+# Times that a token is taken to have been seen more often than it was.
+_ADDED = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
+
+
 def unigram_perplexity(train: Any, scored: Any, collate: Any) -> float:
-    """What predicting every masked token by its frequency in the training blocks alone would reach, one added to each.
+    """What predicting every masked token by its frequency in the training blocks alone would reach.
+
+    What is added to each frequency, for tokens that training lacks, is what suits the scored tokens best.
 
     Args:
         collate: as of `evaluate_masked`, a `MaskingCollator`.
     """
     size = int(collate.masking.replacements.max()) + 1
-    counts = np.ones(size)
+    counts = np.zeros(size)
     for ids in token_arrays(train):
         kept = ids[np.isin(ids, collate.masking.replacements)]
         counts += np.bincount(kept, minlength=size)
-    log_shares = np.log(counts / counts.sum())
-    total, tokens = 0.0, 0
+    wanted = np.zeros(size)
     for start in range(0, len(scored), 64):
         targets = collate(scored[start : start + 64])["targets"]
-        found = targets[targets != IGNORED].numpy()
-        total, tokens = total - float(log_shares[np.minimum(found, size - 1)].sum()), tokens + len(found)
-    return perplexity(total / tokens)
+        found = np.minimum(targets[targets != IGNORED].numpy(), size - 1)
+        wanted += np.bincount(found, minlength=size)
+    shares = [(counts + added) / (counts + added).sum() for added in _ADDED]
+    return perplexity(min(-float(wanted @ np.log(share)) / wanted.sum() for share in shares))

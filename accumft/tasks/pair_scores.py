@@ -23,6 +23,7 @@ from accumft.metrics.retrieval import (
     score_metrics,
 )
 from accumft.outputs import check_output_dir
+from accumft.plan import Plan
 from accumft.recipe import refuse_unused
 from accumft.report.page import Task
 from accumft.report.pair_predictions import Ranking, write_pair_predictions
@@ -156,9 +157,15 @@ def score(embeddings: torch.Tensor, split: PairSplit, contrast: Contrast, block:
     return PairScores(loss, retrieval_metrics(ranks), (retrieval, ranks), between)
 
 
-def describe_pairs(data: PairData, tokenized: Mapping[str, Any], max_length: int) -> str:
+def describe_pairs(data: PairData, tokenized: Mapping[str, Any], max_length: int, plan: Plan, loss: str) -> str:
     """The notes; and for each split its examples and the lengths of its texts."""
     lines = list(data.notes)
+    alone = 1 in (plan.batch.effective_batch_size, plan.num_examples % plan.batch.effective_batch_size)
+    if loss == "infonce" and alone and data.splits["train"].ids.shape[1] == 2:
+        lines.append(
+            "note: the last effective batch of an epoch is a single pair, which has no negatives: its step teaches "
+            "nothing; another --effective_batch_size leaves another rest"
+        )
     for name, split in data.splits.items():
         lengths = lengths_of(tokenized[name])
         truncated = np.mean(np.asarray(tokenized[name]["truncated"]))
