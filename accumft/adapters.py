@@ -33,6 +33,8 @@ FIELDS = (
 class AdapterRecipe(Protocol):
     """The fields of a recipe that describe an adapter, by their names in TRL."""
 
+    model_name_or_path: str | None
+    """What the adapter is loaded on again; None: the model says it."""
     lora_r: int
     """Rank."""
     lora_alpha: int
@@ -97,13 +99,25 @@ def add_adapter(
         with warnings.catch_warnings():
             # peft 0.21 asks by the old name, of which transformers 5.20 warns.
             warnings.filterwarnings("ignore", message=".is_gradient_checkpointing", category=FutureWarning)
-            return get_peft_model(model, config)
+            adapted = get_peft_model(model, config)
     except (ValueError, TypeError) as error:
         kinds = sorted({name for name in known if re.search(r"proj|query|key|value|dense|fc|attn", name)})
         raise UserError(
             f"--lora_target_modules {' '.join(names)}: {' '.join(str(error).split())[:160]}; layers of "
             f"{type(model).__name__}: {', '.join(kinds[:20])}; or all-linear"
         ) from error
+    if recipe.model_name_or_path is not None:
+        adapted.peft_config["default"].base_model_name_or_path = _base_name(recipe.model_name_or_path)
+    return adapted
+
+
+def _base_name(model_name_or_path: str) -> str:
+    """The base model as adapter_config.json names it, to be found from any working folder.
+
+    A hub id stays one also where the model was read from an installed package, whose folder nobody else has.
+    """
+    path = Path(model_name_or_path)
+    return str(path.resolve()) if path.is_dir() else model_name_or_path
 
 
 def is_adapted(model: Any) -> bool:

@@ -61,19 +61,43 @@ class Pretrained:
             tokenizer.chat_template = None
         return tokenizer
 
-    def model(self, model_class: Any, config: Any, *, outputs: str = "", quiet: bool = False, **options: Any) -> Any:
-        """Its weights in float32, whatever the dtype on disk.
+    def model(self, model_class: Any, config: Any, *, outputs: str = "", **options: Any) -> Any:
+        """Its weights in float32, whatever the dtype on disk; weights that are new, as of a head, are named in a note.
 
         Args:
             model_class: of `transformers`, such as AutoModel.
             outputs: what its head is for, such as "3 labels", for the message where that does not fit the weights.
-            quiet: whether `transformers` says nothing of weights that are new or not used.
             options: of `from_pretrained`, besides.
         """
-        with self._errors(outputs), without_progress_bars(), quiet_transformers(quiet or not _is_first_process()):
-            return model_class.from_pretrained(
-                self.path, config=config, dtype=torch.float32, trust_remote_code=self.trust_remote_code, **options
+        model, found = self.model_and_keys(model_class, config, outputs=outputs, **options)
+        self.note_new(found)
+        return model
+
+    def model_and_keys(self, model_class: Any, config: Any, *, outputs: str = "", **options: Any) -> tuple[Any, Any]:
+        """(the same without the note, the loading info of `transformers`: missing, unexpected and mismatched keys)."""
+        # Quiet: its report of what is new or unused is a page, and calls an encoder without a head corrupted.
+        with self._errors(outputs), without_progress_bars(), quiet_transformers():
+            model, found = model_class.from_pretrained(
+                self.path,
+                config=config,
+                dtype=torch.float32,
+                trust_remote_code=self.trust_remote_code,
+                output_loading_info=True,
+                **options,
             )
+        new = sorted(found["missing_keys"])
+        if 2 * len(new) > len(model.state_dict()):
+            raise UserError(
+                f'--model_name_or_path "{self.name}": its weights are not those of a {type(model).__name__}: '
+                f"{len(new)} are missing, such as {new[0]}; give another folder"
+            )
+        return model, found
+
+    def note_new(self, found: Any) -> None:
+        """Says on the first process which weights are new."""
+        if (new := sorted(found["missing_keys"])) and int(os.environ.get("RANK", "0")) == 0:
+            more = f" and {len(new) - 1} more" if len(new) > 1 else ""
+            print(f"note: {self.name} has no {new[0]}{more}: these weights are new")
 
     @contextmanager
     def _errors(self, outputs: str = "") -> Iterator[None]:
@@ -117,7 +141,10 @@ def resolve_model_path(model_name_or_path: str) -> str:
 
 
 def set_dropout(config: Any, dropout: float | None) -> None:
-    """Sets every dropout probability of a transformers configuration, in place; None changes nothing."""
+    """Sets every dropout probability of a transformers configuration, in place; None changes nothing.
+
+    At 0 no layer is dropped whole either. Configurations inside, as of an encoder and a decoder, are set too.
+    """
     if dropout is None:
         return
     if not 0.0 <= dropout < 1.0:
@@ -126,6 +153,11 @@ def set_dropout(config: Any, dropout: float | None) -> None:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if ("dropout" in name or name.endswith("pdrop")) and (value is None or is_number):
             setattr(config, name, dropout)
+        if name.endswith("layerdrop") and is_number and dropout == 0:
+            setattr(config, name, 0.0)
+    for part in vars(config).values():
+        if hasattr(part, "to_dict") and hasattr(part, "model_type"):
+            set_dropout(part, dropout)
 
 
 def set_labels(config: Any, id2label: dict[int, str]) -> None:
@@ -163,19 +195,13 @@ def without_progress_bars() -> Iterator[None]:
 
 
 @contextmanager
-def quiet_transformers(quiet: bool = True) -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Without the warnings of `transformers`."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
-    if quiet:
-        logging.set_verbosity_error()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
         logging.set_verbosity(before)
-
-
-def _is_first_process() -> bool:
-    """Before an Accelerator exists. What is said of newly made weights, the first process says for all."""
-    return int(os.environ.get("RANK", "0")) == 0

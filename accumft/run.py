@@ -206,6 +206,9 @@ class Run:
             changed = f"from step {self.step} on: {'; '.join(found.changes)}"
             self.progress.changes = [*self.progress.changes, changed]
             self._folder.write({"step": self.step, **self._epoch(self.step), "resumed_with": found.changes})
+            before = [row["learning_rate"] for row in self.history if "learning_rate" in row][-1:]
+            if before and not math.isclose(before[0], now := self.scheduler.get_last_lr()[0], rel_tol=0.2):
+                self.accelerator.print(f"learning rate: {before[0]:.3g} before, {now:.3g} from here on")
         for line in self.progress.go_on_as(fresh, self.recipe.early_stopping_patience, self.evaluate is not None):
             self.accelerator.print(line)
         if found.best_is_lost and self.recipe.load_best_model_at_end and self.progress.best_step is not None:

@@ -36,7 +36,7 @@ from accumft.schedule import build_schedule
 from accumft.step import train_step
 from accumft.synthetic.questions import generate_questions
 from accumft.tasks.causal import CausalLoss, choose_chunk, num_targets, row_sums, scores_of
-from accumft.tasks.causal_generation import generate
+from accumft.tasks.causal_generation import generate, prompt_length, rows_to_generate
 from accumft.tasks.causal_model import build_small_llama, build_tokenizer, load_causal_lm, texts_of, word_counts
 from accumft.tasks.causal_packing import PaddedTargets, pack_causal
 from accumft.tasks.causal_report import best_metric, check_fields, describe_data, fingerprint, report
@@ -175,13 +175,16 @@ def run(recipe: CausalLmRecipe) -> RunResult:
     best = best_metric(recipe)
 
     model, tokenizer = build_model(recipe, data)
-    max_length = fitting_length(recipe.max_length, position_limit(model, tokenizer), recipe.pad_to_multiple_of)
+    positions = position_limit(model, tokenizer)
+    max_length = fitting_length(recipe.max_length, positions, recipe.pad_to_multiple_of)
+    longest_prompt = prompt_length(max_length, positions, recipe)
     encode = ChatEncoder(tokenizer)
     tokenized, left_out = {}, {}
     for name, examples in data.splits.items():
         tokenized[name], data.splits[name], left_out[name] = encode_split(
             examples, encode, max_length, data.sources[name], recipe.on_bad_row == "skip", data.notes
         )
+    generated = rows_to_generate(data, encode, recipe.num_generations)
     steps = Plan.of(len(tokenized["train"]), batch, recipe.seed, recipe.num_train_epochs, recipe.max_steps)
     schedule = build_schedule(recipe, steps.total_steps)
     packed = pack_causal(model, tokenizer, tokenized["train"], recipe)
@@ -204,7 +207,7 @@ def run(recipe: CausalLmRecipe) -> RunResult:
 
     due = partial(scores, "validation") if "validation" in tokenized else None
     before = due() if due and recipe.eval_on_start else {}
-    data_seen = fingerprint(tokenized["train"])
+    data_seen = fingerprint(tokenized)
     with Run(recipe, accelerator, model, optimizer, scheduler, steps, tokenizer, best, due, data_seen) as running:
         preflight(accelerator, model, optimizer, windows, losses, running.memory)
         for window in running.windows(windows):
@@ -216,8 +219,7 @@ def run(recipe: CausalLmRecipe) -> RunResult:
             running.after_step(result)
         running.load_best_model()
         found = {name: scores(name) for name in tokenized if name != "train"}
-        rows = data.splits.get("test", data.splits.get("validation", []))[: recipe.num_generations]
-        answers = generate(accelerator, model, encode, rows, recipe.max_new_tokens, max_length)
+        answers = generate(accelerator, model, encode, generated, recipe.max_new_tokens, longest_prompt)
         bare = accelerator.unwrap_model(model)
         return report(running, data, found, before, answers, source, bare, tokenizer)
 

@@ -17,7 +17,7 @@ from accelerate.utils import broadcast_object_list, set_seed
 
 from accumft.cli import main
 from accumft.compute import configure_compute
-from accumft.data.blocks import digest_of_blocks, to_blocks
+from accumft.data.blocks import to_blocks
 from accumft.data.files import cells_of
 from accumft.data.masking import Masking, MaskingCollator
 from accumft.data.raw_text import Corpus, load_corpus
@@ -42,7 +42,7 @@ from accumft.tasks.masked_models import (
     pack_masked,
     sample_of,
 )
-from accumft.tasks.masked_report import about, check_fields, report_masked, resolve_metric
+from accumft.tasks.masked_report import about, check_fields, fingerprint, report_masked, resolve_metric
 from accumft.training import begin, set_up
 
 
@@ -182,7 +182,7 @@ def run(recipe: MaskedLmRecipe) -> RunResult:
     held_out = [name for name in blocks if name != "train"]
     before = {name: scores(name) for name in held_out}
     due = partial(scores, "validation") if "validation" in blocks else None
-    data_seen = {"blocks": len(blocks["train"]), "digest": digest_of_blocks(blocks["train"])}
+    data_seen = fingerprint(blocks)
     with Run(recipe, accelerator, model, optimizer, scheduler, steps, tokenizer, best, due, data_seen) as running:
         preflight(accelerator, model, optimizer, windows, losses, running.memory)
         for window in running.windows(windows):

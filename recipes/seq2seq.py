@@ -159,7 +159,7 @@ def run(recipe: Seq2SeqRecipe) -> RunResult:
     multiple, (of_source, of_target) = recipe.pad_to_multiple_of, side_limits(model.config)
     max_source = fitting_length(recipe.max_source_length, of_source, multiple)
     max_target = fitting_length(recipe.max_target_length, of_target, multiple)
-    if of_target is not None and model.generation_config.max_new_tokens >= of_target:
+    if recipe.predict_with_generate and of_target is not None and model.generation_config.max_new_tokens >= of_target:
         raise UserError(
             f"--max_new_tokens {model.generation_config.max_new_tokens}: the model has {of_target} positions"
         )
@@ -188,7 +188,7 @@ def run(recipe: Seq2SeqRecipe) -> RunResult:
         return found.scalars if found else {}
 
     due = evaluate if "validation" in tokenized else None
-    data_seen = fingerprint(tokenized["train"])
+    data_seen = fingerprint(tokenized, data)
     with Run(recipe, accelerator, model, optimizer, scheduler, steps, tokenizer, best, due, data_seen) as running:
         preflight(accelerator, model, optimizer, windows, losses, running.memory)
         for window in running.windows(windows):

@@ -20,7 +20,7 @@ from accumft.compute import configure_compute
 from accumft.data.files import cells_of, numbers_of
 from accumft.data.long_text import collator_of, overlap_of
 from accumft.data.splits import ClassificationData, load_classification_data, read_splits
-from accumft.data.text import tokenize
+from accumft.data.text import check_end_tokens, tokenize
 from accumft.data.windows import Batch
 from accumft.dry_run import RunPlan
 from accumft.evaluation import logits_of, predict
@@ -183,6 +183,8 @@ def run(recipe: TextClsRecipe) -> RunResult:
         name: tokenize(split, tokenizer, max_length, accelerator.is_main_process, overlap)
         for name, split in data.splits.items()
     }
+    names = {split: getattr(recipe, f"{split}_file") or f"{split} of {source}" for split in tokenized}
+    check_end_tokens(model, tokenizer, tokenized, names)
     packed = pack(model, tokenizer, tokenized["train"], recipe) if overlap is None else None
     accelerator.print(describe_data(data, tokenized, max_length))
     collate = collator_of(recipe, tokenizer)

@@ -184,7 +184,7 @@ def run(recipe: TokenClsRecipe) -> RunResult:
         return found.scalars if found else {}
 
     due = evaluate if "validation" in tokenized else None
-    data_seen = fingerprint(tokenized["train"], data)
+    data_seen = fingerprint(tokenized, data)
     with Run(recipe, accelerator, model, optimizer, scheduler, steps, tokenizer, best, due, data_seen) as running:
         preflight(accelerator, model, optimizer, windows, loss_sum, running.memory)
         for window in running.windows(windows):

@@ -1,5 +1,6 @@
 """Adapters through peft: what is trained, saved, loaded and merged."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,10 @@ from accumft.adapters import add_adapter, base_of, check_adapter_fields, is_adap
 from accumft.errors import UserError
 from accumft.optim import parameter_groups
 from accumft.outputs import load_weights, write_model
+from accumft.pretrained import PACKAGED_MODELS, resolve_model_path
 
 FIELDS: dict[str, Any] = {
+    "model_name_or_path": None,
     "lora_r": 4,
     "lora_alpha": 8,
     "lora_dropout": 0.0,
@@ -77,6 +80,35 @@ def test_saved_loaded_and_merged(kind: str, tmp_path: Path) -> None:
     assert type(merged) is type(base)
     assert torch.allclose(merged(IDS).logits, expected, atol=1e-4)
     assert torch.equal(model(IDS).logits, expected), "the one in memory is as it was"
+
+
+def written_base(model: Any, name: str, folder: Path) -> str | None:
+    """What adapter_config.json says of the base."""
+    write_model(add_adapter(model, fields(model_name_or_path=name)), tiny_tokenizer(), folder)
+    found: str | None = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+def test_a_base_folder_is_found_from_any_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from peft import AutoPeftModelForCausalLM
+
+    monkeypatch.chdir(tmp_path)
+    model_of("Llama", vocab_size=len(tiny_tokenizer())).save_pretrained("out/base")
+    base = transformers.AutoModelForCausalLM.from_pretrained("out/base").eval()
+    expected = base(IDS).logits.detach()
+    assert written_base(base, "out/base", tmp_path / "adapter") == str((tmp_path / "out" / "base").resolve())
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    again = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").eval()
+    assert torch.allclose(again(IDS).logits, expected, atol=1e-6)
+
+
+def test_a_hub_id_stays_one_also_where_a_package_carries_it(tmp_path: Path) -> None:
+    for number, name in enumerate([*PACKAGED_MODELS, "HuggingFaceTB/SmolLM2-135M"]):
+        model = model_of("Llama")
+        model.name_or_path = model.config._name_or_path = resolve_model_path(name)
+        assert written_base(model, name, tmp_path / str(number)) == name
 
 
 def test_only_the_adapter_is_trained() -> None:

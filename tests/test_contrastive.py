@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -17,6 +18,7 @@ from accumft.data.pair_batches import PairCollator, examples_of, tokenize_texts
 from accumft.data.pairs import PairData, groups, key_of, load_pair_data, read_pair_tables
 from accumft.errors import UserError
 from accumft.models import train_vocabulary
+from accumft.plan import Plan, resolve_batch_sizes
 from accumft.recipe import checked
 from accumft.synthetic.pairs import INTENTS, entities, generate_pairs
 from accumft.tasks.contrastive import Contrast, false_negatives
@@ -29,6 +31,7 @@ from accumft.tasks.embeddings import (
 )
 from accumft.tasks.embeddings import embed as embed_batch
 from accumft.tasks.packed_encoder import pack_encoder
+from accumft.tasks.pair_scores import describe_pairs
 
 RQE = Path(__file__).resolve().parents[2] / "shared/data/rqe/RQE_Train_8588_AMIA2016.xml"
 
@@ -91,6 +94,26 @@ def test_pairs_with_negatives(tmp_path: Path) -> None:
     assert train.ids.tolist() == [[0, 1, 2], [3, 4, -1]]
     assert train.keys[0, 2] == train.keys[1, 0], "equal but for case"
     assert key_of(" A\tb ") == "a b"
+
+
+def test_pairs_of_which_no_triplet_can_be_made_are_left_out(tmp_path: Path) -> None:
+    rows = [["a", "b", "c"], ["d", "e", ""], ["f", "g", "G"], ["h", "i", "h "], ["j", "k", "l"]]
+    file = table(tmp_path / "pairs.csv", ["q", "a", "n"], rows)
+    columns = {"train_file": file, "text_column": ("q", "a"), "negative_column": ("n",)}
+    data = data_of(**columns, loss="triplet")
+    assert data.splits["train"].rows.tolist() == [1, 5]
+    assert data.notes == ["train: 3 of 5 pairs have no hard negative and are left out (triplet)"]
+    assert len(data_of(**columns).splits["train"]) == 5
+
+
+def test_a_rest_of_one_pair_is_said(tmp_path: Path) -> None:
+    rows = [[f"a{i}", f"b{i}"] for i in range(9)]
+    data = data_of(train_file=table(tmp_path / "pairs.csv", ["anchor", "positive"], rows))
+    lengths = {"train": datasets.Dataset.from_dict({"length": [3] * 18, "truncated": [False] * 18})}
+    for size, said in ((8, True), (3, False), (1, True)):
+        plan = Plan.of(9, resolve_batch_sizes(size, None, None, 1, 64), 0, 1, -1)
+        assert ("a single pair, which has no negatives" in describe_pairs(data, lengths, 16, plan, "infonce")) == said
+        assert "single pair" not in describe_pairs(data, lengths, 16, plan, "cosine")
 
 
 def test_what_is_held_out_shares_no_text(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Documents in several windows: nothing lost, one prediction each, the same step however they are cut."""
 
+import ast
 import itertools
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -128,10 +130,24 @@ def test_the_recipe_with_windows_on_two_cuts(tmp_path: Path, capsys: pytest.Capt
     fields = {"long_text": "windows", "window_overlap": 4, "max_length": 16, "num_train_epochs": 1.0}
     for name, budget in (("a", 2000), ("b", 100)):
         run(small_recipe(tmp_path / name, max_tokens_per_micro_batch=budget, **fields))
-    assert "in several windows of up to 16" in capsys.readouterr().out
+    assert re.search(r"tokens of windows \d+ mean .* windows of up to 16 on average", capsys.readouterr().out)
     a, b = (rows_of(tmp_path / name) for name in ("a", "b"))
     assert [row["loss"] for row in a] == pytest.approx([row["loss"] for row in b], rel=1e-5)
     assert [row["micro_batches"] for row in a] != [row["micro_batches"] for row in b]
+    # The model card's code pools the windows of a text as the run has.
+    text = "no fever, cough since monday, denies chest pain and dyspnea, lungs clear, heart regular, " * 3
+    (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "a" / "README.md").read_text(), re.DOTALL)
+    found: dict[str, Any] = {}
+    folder = str(tmp_path / "a")
+    exec(code.replace("path/to/this/folder", folder).replace("The text to classify.", text), found)
+    tokenizer = found["tokenizer"]
+    columns = tokenize(datasets.Dataset.from_dict({"text": [text]}), tokenizer, 16, overlap=4)[:]
+    assert len(columns["input_ids"][0]) == len(found["windows"]["input_ids"]) > 3
+    with torch.no_grad():
+        (logits,) = logits_of(found["model"], DocumentCollator(tokenizer, "mean")(columns))
+    assert torch.allclose(found["pooled"], logits, atol=1e-6)
+    printed = capsys.readouterr().out.strip().splitlines()[-1]
+    assert list(ast.literal_eval(printed).values()) == pytest.approx(logits.softmax(0).tolist(), abs=1e-5)
 
 
 def test_truncation_says_what_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

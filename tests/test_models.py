@@ -4,30 +4,36 @@ import re
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from causal_lm import CausalLmRecipe
 from contrastive import ContrastiveRecipe
 from image_cls import ImageClsRecipe
 from masked_lm import MaskedLmRecipe
+from safetensors.torch import load_file, save_file
 from seq2seq import Seq2SeqRecipe
 from text_cls import TextClsRecipe
 from token_cls import TokenClsRecipe
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    BartConfig,
+    BertConfig,
     BertTokenizer,
     DebertaV2Config,
     DistilBertConfig,
+    EncoderDecoderConfig,
     GPT2Config,
     LlamaConfig,
     ModernBertConfig,
     RobertaConfig,
 )
 
-from accumft.data.text import TextCollator
+from accumft.data.text import TextCollator, check_end_tokens
 from accumft.errors import UserError
 from accumft.evaluation import inputs_of
 from accumft.models import (
@@ -37,7 +43,7 @@ from accumft.models import (
     position_limit,
     train_vocabulary,
 )
-from accumft.pretrained import resolve_model_path
+from accumft.pretrained import resolve_model_path, set_dropout
 from accumft.recipe import TrainingRecipe
 from accumft.synthetic import generate_notes
 from accumft.tasks.causal_model import load_causal_lm
@@ -123,6 +129,19 @@ def test_dropout_zero_makes_training_mode_deterministic(folders: dict[str, Path]
     assert spread(0.5) > 0.0
 
 
+def test_dropout_of_configurations_inside() -> None:
+    parts = [BertConfig(hidden_dropout_prob=0.1), BertConfig(attention_probs_dropout_prob=0.2)]
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(*parts)
+    set_dropout(config, 0.0)
+    for part in (config.encoder, config.decoder):
+        assert (part.hidden_dropout_prob, part.attention_probs_dropout_prob) == (0.0, 0.0)
+    bart = BartConfig(encoder_layerdrop=0.3)
+    set_dropout(bart, 0.1)
+    assert (bart.dropout, bart.encoder_layerdrop) == (0.1, 0.3)
+    set_dropout(bart, 0.0)
+    assert (bart.dropout, bart.encoder_layerdrop) == (0.0, 0.0)
+
+
 def test_dropout_out_of_range(folders: dict[str, Path]) -> None:
     with pytest.raises(UserError, match=r"--dropout 1\.0: must be at least 0 and below 1"):
         load_sequence_classifier(str(folders["llama"]), id2label=LABELS, problem_type=SINGLE, dropout=1.0)
@@ -170,6 +189,35 @@ def test_model_fine_tuned_for_other_labels(tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(UserError, match="with 2 labels; it was probably fine-tuned for others"):
         load_sequence_classifier(str(tmp_path), id2label={0: "x", 1: "y"}, problem_type=SINGLE)
+
+
+def test_new_weights_are_named_in_a_line_and_others_refused(
+    tmp_path: Path, folders: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, tokenizer = build_small_bert(train_vocabulary(TEXTS), id2label=LABELS, problem_type=SINGLE)
+    tokenizer.save_pretrained(tmp_path)
+    model.bert.save_pretrained(tmp_path)
+    load_sequence_classifier(str(tmp_path), id2label=LABELS, problem_type=SINGLE)
+    note = f"note: {tmp_path} has no classifier.bias and 1 more: these weights are new\n"
+    shown = capsys.readouterr()
+    assert shown.out == note and "LOAD REPORT" not in shown.err
+    load_sequence_classifier(str(folders["roberta"]), id2label=LABELS, problem_type=SINGLE)
+    assert capsys.readouterr().out == "", "nothing is new"
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file({f"backbone.{name}": tensor for name, tensor in weights.items()}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"weights are not those of a BertForSequenceClassification: \d+ are missing"):
+        load_sequence_classifier(str(tmp_path), id2label=LABELS, problem_type=SINGLE)
+
+
+def test_a_text_that_holds_the_end_token_is_named_where_the_model_reads_it(folders: dict[str, Path]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folders["roberta"])
+    end = tokenizer.sep_token_id
+    rows = {"train": datasets.Dataset.from_dict({"input_ids": [[2, 7, end], [2, 7, end, 8, end]], "row": [4, 9]})}
+    decoder = SimpleNamespace(config=BartConfig(eos_token_id=end))
+    message = r"notes.csv, row 9: holds '\[SEP\]', by which SimpleNamespace finds the end of a text: take it out"
+    with pytest.raises(UserError, match=message):
+        check_end_tokens(decoder, tokenizer, rows, {"train": "notes.csv"})
+    check_end_tokens(SimpleNamespace(config=RobertaConfig()), tokenizer, rows, {"train": "notes.csv"})
 
 
 def test_vocabulary_cuts_chinese_into_characters() -> None:

@@ -115,6 +115,24 @@ def test_an_infinite_metric_is_no_best_model() -> None:
     assert (progress.best_value, progress.best_step) == (None, None)
 
 
+def test_of_equal_metrics_the_lower_loss_is_the_best_and_no_gain() -> None:
+    progress = Progress(best_metric="f1")
+    found = []
+    for step, value, loss in [
+        (1, 0.9, 0.5),
+        (2, 1.0, 0.4),
+        (3, 1.0, 0.6),
+        (4, 1.0, 0.1),
+        (5, 0.9, 0.01),
+        (6, 1.0, None),
+    ]:
+        progress.step = step
+        found.append(progress.take(value, loss, True, None))
+    assert found == [True, True, False, True, False, False]
+    assert (progress.best_value, progress.best_step, progress.best_loss) == (1.0, 4, 0.1)
+    assert progress.evaluations_without_gain == 4, "as for early stopping"
+
+
 def test_another_patience_is_honoured() -> None:
     progress = Progress(step=3, evaluations_without_gain=2, stop_reason="no better eval_accuracy in 1 evaluation(s)")
     progress.go_on_as(Progress(), 9, True)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import torch
 from launching import ROOT, launch
 from safetensors.torch import load_file
 from seq2seq import Seq2SeqRecipe, plan, run
+from seq2seq_cases import tiny
 from small import rows_of
+from transformers import AutoTokenizer, BartForConditionalGeneration
 
 from accumft.cli import main
+from accumft.errors import UserError
 from accumft.synthetic.dialogues import load_dialogues
 
 STEPS = 36
@@ -145,6 +149,20 @@ def test_without_generation(tmp_path: Path) -> None:
     result = run(small(tmp_path / "run", predict_with_generate=False, max_new_tokens=None, max_steps=2, eval_steps=1))
     assert {name for name in result.metrics if name.startswith("test_")} == {"test_loss", "test_perplexity"}
     assert not (tmp_path / "run" / "predictions.jsonl").exists()
+
+
+def test_positions_do_not_bound_what_is_not_generated(finished: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(finished)
+    config = tiny("bart").config
+    config.vocab_size, config.pad_token_id, config.eos_token_id = len(tokenizer), 0, 1
+    config.decoder_start_token_id = config.bos_token_id = 1
+    BartForConditionalGeneration(config).save_pretrained(tmp_path / "bart")
+    tokenizer.save_pretrained(tmp_path / "bart")
+    bart = partial(Seq2SeqRecipe, model_name_or_path=str(tmp_path / "bart"), synthetic_size=48, max_steps=1)
+    with pytest.raises(UserError, match="--max_new_tokens 64: the model has 64 positions"):
+        run(bart(max_new_tokens=64, output_dir=str(tmp_path / "no")))
+    run(bart(predict_with_generate=False, max_target_length=64, output_dir=str(tmp_path / "yes")))
+    assert rows_of(tmp_path / "yes", "eval_loss")
 
 
 def test_activations_computed_again_change_nothing(tmp_path: Path) -> None:

@@ -5,8 +5,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from text_cls import TextClsRecipe
+
+from accumft.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.py"))
@@ -28,6 +32,23 @@ def recipe_class(path: Path) -> ast.ClassDef:
 def test_number_of_recipes() -> None:
     names = ["causal_lm", "contrastive", "image_cls", "masked_lm", "seq2seq", "text_cls", "token_cls"]
     assert [path.stem for path in RECIPES] == names
+
+
+def test_the_example_of_the_readme(tmp_path: Path) -> None:
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "recipes" / "README.md").read_text(encoding="utf-8"), re.DOTALL
+    )
+    found: dict[str, Any] = {"TextClsRecipe": TextClsRecipe}
+    exec(code, found)
+    file = tmp_path / "notes.csv"
+    file.write_text("text\n" + "".join(f"a{i}. b{i}. c{i}\n" for i in range(20)), encoding="utf-8")
+    recipe = TextClsRecipe(train_file=str(file), text_column=("text", "text_pair"), validation_split=0.0)
+    data, source = found["load_data"](recipe)
+    assert source == str(file) and data.labels.names == ("in order", "turned")
+    assert (data.train["text"][:2], data.train["text_pair"][:2]) == (["a0", "c0"], ["b0", "b0"])
+    assert data.train["labels"][:3] == [0, 1, 0] and len(data.train) == 40
+    with pytest.raises(UserError, match="--train_file: name a file with a column of texts"):
+        found["load_data"](TextClsRecipe())
 
 
 @each

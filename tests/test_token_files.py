@@ -183,6 +183,13 @@ def test_brat_over_a_line_end_and_inside_a_word(tmp_path: Path) -> None:
     assert len(notes) == 1 and notes[0].startswith("1 entities begin or end inside a word") and "X 14 18" in notes[0]
 
 
+def test_an_entity_that_begins_inside_a_line_end_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"a fever\r\ncough b")
+    written(tmp_path / "a.ann", "T1\tX 8 14\tcough\n")
+    (only,) = read(tmp_path)
+    assert plain([only]) == [(["a", "fever", "cough", "b"], ["O", "O", "B-X", "O"])]
+
+
 @pytest.mark.parametrize(
     ("annotation", "message", "kept"),
     [

@@ -103,6 +103,14 @@ def test_words_that_are_too_long_or_nothing_are_counted() -> None:
     assert words == [0, 2]
 
 
+def test_windows_in_which_nothing_counts_are_left_out() -> None:
+    unknown = sentence(["\u200d"], ["O"])
+    known = sentence(["abc"], ["B-a"])
+    tokens = tokenize_sentences([unknown, known, unknown], tiny_tokenizer(), LABELS, 16, 4)
+    assert (len(tokens.windows), tokens.words, tokens.lost_words) == (1, 3, 2)
+    assert [word for word in tokens.windows["word"][0] if word >= 0] == [1], "words are counted on"
+
+
 def test_collator_pads_labels_with_what_counts_nothing() -> None:
     tokens = tokenize_sentences([sentence("ab c", "B-a O"), sentence("d", "B-b")], tiny_tokenizer(), LABELS, 16, 4)
     batch = TokenCollator(tiny_tokenizer(), 4)(tokens.windows[:])

@@ -66,7 +66,7 @@ def _sentences(text: str, spans: Sequence[tuple[int, int, str]]) -> Iterator[tup
     inside = {at for first, last, _ in spans for at in range(first, last - 1)}
     start = 0
     for match in re.finditer(r"\r\n|[\r\n]", text):
-        if match.start() not in inside:
+        if inside.isdisjoint(range(*match.span())):
             yield start, match.start()
             start = match.end()
     yield start, len(text)

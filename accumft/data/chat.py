@@ -55,24 +55,32 @@ class ChatEncoder:
         if self._is_chat(example):
             return self._conversation(_messages_of(example), where)
         if example.prompt is not None:
-            start, rest = self.prompt(example), self.tokenizer(example.completion, add_special_tokens=False)
-            answer = [*rest["input_ids"], self._eos(where)]
+            start, rest = self.prompt(example), self._ids(example.completion, add_special_tokens=False)
+            answer = [*rest, self._eos(where)]
             return _encoded([*start, *answer], np.arange(len(start) + len(answer)) >= len(start))
-        ids = [*self._without_end(self.tokenizer(example.text)["input_ids"]), self._eos(where)]
+        ids = [*self._without_end(self._ids(example.text)), self._eos(where)]
         return _encoded(ids, np.ones(len(ids), bool))
 
-    def prompt(self, example: Example) -> list[int]:
-        """Tokens of all before the example's last answer, as generation begins with; of a text, its first half."""
+    def prompt(self, example: Example, source: str = "the data") -> list[int]:
+        """Tokens of all before the example's last answer, as generation begins with; of a text, its first half.
+
+        Args:
+            example: of which `has_prompt` holds.
+        """
         if self._is_chat(example):
             messages = _messages_of(example)
             last = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
-            text = self._render(messages[:last], f"row {example.row}", add_generation_prompt=True)
-            ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-            return ids
+            text = self._render(messages[:last], f"{source}, row {example.row}", add_generation_prompt=True)
+            return self._ids(text, add_special_tokens=False)
         if example.prompt is not None:
-            return self._without_end(self.tokenizer(f"{example.prompt}\n")["input_ids"])
-        ids = self._without_end(self.tokenizer(example.text)["input_ids"])
+            return self._without_end(self._ids(f"{example.prompt}\n"))
+        ids = self._without_end(self._ids(example.text))
         return ids[: max(1, len(ids) // 2)]
+
+    def _ids(self, text: str, **options: Any) -> list[int]:
+        # Not verbose: it would warn of rows beyond the model's positions, which are cut before the model sees them.
+        ids: list[int] = self.tokenizer(text, verbose=False, **options)["input_ids"]
+        return ids
 
     def _is_chat(self, example: Example) -> bool:
         """Whether the template writes it."""
@@ -99,7 +107,7 @@ class ChatEncoder:
             stop += len(self.tokenizer.eos_token or "")
             text, spans[-1] = text[: spans[-1][1]] + (self.tokenizer.eos_token or ""), (start, stop)
         try:
-            encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         except NotImplementedError as error:
             raise UserError(
                 f"{where}: {type(self.tokenizer).__name__} does not say where its tokens stand: give a model folder "
@@ -167,6 +175,11 @@ class ChatEncoder:
     def _without_end(self, ids: list[int]) -> list[int]:
         """Without the end-of-text token that some tokenizers put at the end of every text."""
         return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
+
+
+def has_prompt(example: Example) -> bool:
+    """Whether anything stands before the last answer; nothing can be generated where a conversation begins with it."""
+    return not example.messages or any(message["role"] == "assistant" for message in example.messages[1:])
 
 
 def _messages_of(example: Example) -> tuple[Message, ...]:

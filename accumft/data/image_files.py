@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -109,18 +109,56 @@ def _of_table(table: datasets.Dataset, source: str, folder: str, recipe: Any) ->
 
 def read_class_folders(path: str) -> dict[str, ImageTable]:
     """The images of a folder that has a folder for each class, or such folders for each split; sorted by name."""
-    names = [name for name in _visible(path) if os.path.isdir(os.path.join(path, name))]
-    by_split = {split: n for split, known in SPLIT_NAMES.items() for n in reversed(names) if n.lower() in known}
-    if "train" in by_split and len(by_split) == len(names):
-        return {split: _classes(os.path.join(path, name)) for split, name in by_split.items()}
-    return {"train": _classes(path)}
+    # Folders without images, as archives and synchronisation leave them, say nothing of what the others are.
+    names = [name for name in _visible(path) if _holds_images(os.path.join(path, name))]
+    by_split = {split: [n for n in names if n.lower() in known] for split, known in SPLIT_NAMES.items()}
+    by_split = {split: found for split, found in by_split.items() if found}
+    others = [name for name in names if all(name not in found for found in by_split.values())]
+    if "train" not in by_split or (others and len(by_split) == 1):  # "train" may well be a class among others
+        return {"train": _classes(path)}
+    if others:
+        splits = _listed([name for found in by_split.values() for name in found])
+        raise UserError(
+            f"{path}: has images in {_listed(others)} beside the splits {splits}: move them elsewhere, or name the "
+            f"splits one by one, as in --train_file {os.path.join(path, by_split['train'][0])}"
+        )
+    for split, found in by_split.items():
+        if len(found) > 1:
+            raise UserError(f"{path}: has {_listed(found)}, all for {split}: move all but one elsewhere")
+    tables = {split: _classes(os.path.join(path, found[0])) for split, found in by_split.items()}
+    if empty := [n for n in _visible(path) if n not in names and os.path.isdir(os.path.join(path, n))]:
+        note = f"{path}: folders without images: {_listed(empty)}"
+        tables["train"] = replace(tables["train"], notes=(*tables["train"].notes, note))
+    return tables
+
+
+def _holds_images(path: str) -> bool:
+    """Whether there are images in a folder, or where `_classes` would look for them, links to classes included."""
+    _, below, _ = next(os.walk(path), ("", [], []))
+    folders = [path, *(os.path.join(path, name) for name in below if _is_visible(name))]
+    return any(file.lower().endswith(SUFFIXES) for folder in folders for file in _files_below(folder))
+
+
+def _files_below(path: str) -> Iterator[str]:
+    """The paths of all visible files, those of a folder itself first, sorted by name."""
+    for folder, below, names in os.walk(path):
+        below[:] = sorted(filter(_is_visible, below))
+        yield from (os.path.join(folder, name) for name in sorted(filter(_is_visible, names)))
+
+
+def _is_visible(name: str) -> bool:
+    return not name.startswith(".") and name != "__MACOSX"  # what macOS puts beside the files of an archive
 
 
 def _visible(path: str) -> list[str]:
     try:
-        return sorted(name for name in os.listdir(path) if not name.startswith("."))
+        return sorted(filter(_is_visible, os.listdir(path)))
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(ascii, names[:5])) + (", …" if len(names) > 5 else "")
 
 
 def _classes(path: str) -> ImageTable:
@@ -130,15 +168,13 @@ def _classes(path: str) -> ImageTable:
     left_out, empty = [name for name in _visible(path) if os.path.isfile(os.path.join(path, name))], []
     for label in (name for name in _visible(path) if os.path.isdir(os.path.join(path, name))):
         before = len(files)
-        for folder, below, names in os.walk(os.path.join(path, label)):
-            below[:] = sorted(name for name in below if not name.startswith("."))
-            for name in sorted(name for name in names if not name.startswith(".")):
-                place = os.path.relpath(os.path.join(folder, name), path)
-                if name.lower().endswith(SUFFIXES):
-                    files.append(place)
-                    labels.append(label)
-                else:
-                    left_out.append(place)
+        for file in _files_below(os.path.join(path, label)):
+            place = os.path.relpath(file, path)
+            if place.lower().endswith(SUFFIXES):
+                files.append(place)
+                labels.append(label)
+            else:
+                left_out.append(place)
         if len(files) == before:
             empty.append(label)
     if not files:

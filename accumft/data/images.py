@@ -136,15 +136,18 @@ def load_processor(
         image_mean, image_std: of the three channels, as shares of white: a pixel p becomes (p / 255 - mean) / std, and
             nothing else is done to it (EfficientNet's processor may divide by std a second time).
     """
-    from transformers import AutoImageProcessor, ViTImageProcessor
+    import transformers
+    from transformers import AutoImageProcessor
 
     with quiet_transformers():
+        # Pillow's way of resizing on every machine, whether torchvision is there or not.
         if path is None:
             side = image_size or 32
-            processor = ViTImageProcessor(size={"height": side, "width": side})
+            # Releases before there was a choice have no other, and the plain name for it.
+            kind = getattr(transformers, "ViTImageProcessorPil", None) or transformers.ViTImageProcessor
+            processor = kind(size={"height": side, "width": side})
         else:
             try:
-                # Pillow's way of resizing on every machine, whether torchvision is there or not.
                 processor = AutoImageProcessor.from_pretrained(path, backend="pil", trust_remote_code=trust_remote_code)
             except Exception as error:  # at files that are damaged or of another kind, it raises whatever comes
                 reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -124,6 +124,8 @@ def load_pair_data(tables: Mapping[str, datasets.Dataset], recipe: Any, notes: l
             if len(drawn) < len(splits[split]):
                 notes.append(f"{split}: {len(drawn)} of {len(splits[split])} pairs are drawn")
                 splits[split] = splits[split].take(drawn)
+    if recipe.loss == "triplet":
+        splits["train"] = _with_negatives(splits["train"], notes)
     known = set(splits["train"].keys[:, :2].ravel().tolist())
     for split in SPLITS[1:]:
         if split in splits:
@@ -194,6 +196,17 @@ def _read(table: datasets.Dataset, source: str, recipe: Any, numbers: dict[str, 
     if not usable.any():
         raise UserError(f"{source}: no pair of two different texts; are --text_column {' '.join(columns[:2])} right?")
     return PairSplit(np.array(rows, np.int64), list(texts_of), ids, keys, scores).take(np.flatnonzero(usable))
+
+
+def _with_negatives(train: PairSplit, notes: list[str]) -> PairSplit:
+    """The pairs of which a triplet can be made; of the others an effective batch might have nothing to learn."""
+    anchors, positives, negatives = train.keys[:, :1], train.keys[:, 1:2], train.keys[:, 2:]
+    usable = ((negatives >= 0) & (negatives != anchors) & (negatives != positives)).any(axis=1)
+    if usable.all() or not usable.any():
+        return train
+    left_out = int((~usable).sum())
+    notes.append(f"train: {left_out} of {len(train)} pairs have no hard negative and are left out (triplet)")
+    return train.take(np.flatnonzero(usable))
 
 
 def _scores(cells: Sequence[Any], rows: Sequence[int], usable: np.ndarray, source: str, recipe: Any) -> np.ndarray:

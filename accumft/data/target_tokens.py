@@ -14,7 +14,7 @@ import torch
 
 from accumft.data.cache import digest_of_texts, digest_of_tokenizer, made_once
 from accumft.data.files import numbers_of
-from accumft.data.text import ROWS_IN_MEMORY
+from accumft.data.text import ROWS_IN_MEMORY, progress_bars
 from accumft.data.windows import Batch
 
 IGNORED = -100
@@ -69,9 +69,7 @@ def tokenize_pairs(pairs: Any, tokenizer: Any, prefix: str, max_source_length: i
             new_fingerprint=datasets.fingerprint.generate_random_fingerprint(),  # the default hashes the tokenizer
         )
 
-    were_shown = not datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
-    try:
+    with progress_bars(False):
         identity = digest_of_tokenizer(tokenizer) if len(pairs) > ROWS_IN_MEMORY else None
         found = None
         if identity is not None:
@@ -80,9 +78,6 @@ def tokenize_pairs(pairs: Any, tokenizer: Any, prefix: str, max_source_length: i
             made_from = [FORMAT, identity, prefix, max_source_length, max_target_length, texts, rows]
             found = made_once("pairs", made_from, encode_all)
         return encode_all() if found is None else found
-    finally:
-        if were_shown:
-            datasets.enable_progress_bars()
 
 
 class PairCollator:

@@ -12,6 +12,7 @@ import numpy as np
 
 from accumft.data.draw import draw_rows, hold_out
 from accumft.data.files import ROW_COLUMN, cells_of, first_invalid
+from accumft.data.text import progress_bars
 from accumft.data.text_files import one_line
 from accumft.errors import UserError
 
@@ -69,7 +70,7 @@ def load_targets(tables: Mapping[str, datasets.Dataset], recipe: TargetRecipe) -
         drawn = draw_rows(len(pairs), size, recipe.seed, stream=SPLITS.index(split) + 1)
         if len(drawn) < len(pairs):
             notes.append(f"{split}: {len(drawn)} of {len(pairs)} rows are drawn")
-            found[split] = pairs.select(drawn).flatten_indices()
+            found[split] = _rows(pairs, drawn)
     known = set(_digests(found["train"]))
     for split in ("validation", "test"):
         again = sum(digest in known for digest in _digests(found[split])) if split in found else 0
@@ -154,7 +155,12 @@ def _hold_out(
         return found
     notes.append(f"{name}: {int(held_out.sum())} of {len(train)} rows are held out for validation")
     parts = {"train": ~held_out, "validation": held_out}
-    return found | {split: train.select(np.flatnonzero(part)).flatten_indices() for split, part in parts.items()}
+    return found | {split: _rows(train, np.flatnonzero(part)) for split, part in parts.items()}
+
+
+def _rows(pairs: datasets.Dataset, numbers: np.ndarray) -> datasets.Dataset:
+    with progress_bars(False):
+        return pairs.select(numbers).flatten_indices()
 
 
 def _digests(pairs: datasets.Dataset) -> list[bytes]:

@@ -127,7 +127,12 @@ def _hold_out(data: dict[str, list[Sentence]], recipe: Any, notes: list[str]) ->
     train = data["train"]
     texts = [tuple(sentence.words) for sentence in train]
     has_entity = np.array([any(tag != OUTSIDE for tag in sentence.tags) for sentence in train], np.int64)
-    held_out = hold_out(texts, has_entity, _DEFAULT_SPLIT if fraction is None else fraction, recipe.seed)
+    share = _DEFAULT_SPLIT if fraction is None else fraction
+    documents = [sentence.source for sentence in train]
+    # Sentences of a document are alike: where there are several documents, whole ones are held out, if one fits.
+    held_out = hold_out(documents if len(set(documents)) > 1 else texts, has_entity, share, recipe.seed)
+    if not held_out.any():
+        held_out = hold_out(texts, has_entity, share, recipe.seed)
     rows = int(held_out.sum())
     notes.append(
         f"{recipe.train_file or train[0].source}: {rows} of {len(train)} sentences are held out for validation"

@@ -146,6 +146,11 @@ def tokenize_sentences(
             columns["word"].append(word)
             columns["length"].append(len(encoding.ids))
             columns["row"].append(sentence.row)
+    # A window in which nothing counts, such as one of signs that the tokenizer does not know, teaches nothing, and
+    # alone it would make an effective batch without items.
+    labelled = [number for number, own in enumerate(columns["labels"]) if any(label != IGNORED for label in own)]
+    if labelled:
+        columns = {name: [values[number] for number in labelled] for name, values in columns.items()}
     return Tokens(_table(columns), first_word, split_sentences, cut_words, lost_words)
 
 

@@ -90,9 +90,9 @@ def describe_run(
             f"effective batch: {plan.batch}",
             f"cut: {_describe_cut(window_plan)}",
             f"steps: {plan.total_steps} = {passes} of {plan.steps_per_epoch} steps"
-            + (f" (the last of an epoch has {tail} examples)" if tail else ""),
+            + (f" (the last of an epoch has {tail} example{'s' if tail > 1 else ''})" if tail else ""),
             f"learning rate: {recipe.learning_rate:g} peak, {schedule.lr_scheduler_type}, "
-            f"{schedule.warmup_steps} warm-up steps; {recipe.optim}, {clip}",
+            f"{schedule.warmup_steps} warm-up step{'' if schedule.warmup_steps == 1 else 's'}; {recipe.optim}, {clip}",
             f"model: {type(model).__name__}, {parameters / 1e6:.1f} M parameters",
             f"hardware: {accelerator.num_processes} x {accelerator.device.type}, {precision}",
         )

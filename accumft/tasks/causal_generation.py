@@ -9,8 +9,9 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 
 from accumft.adapters import base_of
-from accumft.data.chat import IGNORED, ChatEncoder
-from accumft.data.conversations import Example
+from accumft.data.chat import IGNORED, ChatEncoder, has_prompt
+from accumft.data.conversations import ConversationData, Example, row_list
+from accumft.errors import UserError
 from accumft.evaluation import fitting
 
 GENERATED_AT_ONCE = 16
@@ -31,6 +32,51 @@ class Answer:
         return self.generated.split() == self.expected.split()
 
 
+def prompt_length(max_length: int, limit: int | None, recipe: Any) -> int:
+    """Tokens of a prompt, at most, so that it and its answer stay within the model's positions.
+
+    Args:
+        limit: the model's positions; None: none is known.
+        recipe: its `num_generations` and `max_new_tokens`.
+
+    Raises:
+        UserError: an answer may take all positions.
+    """
+    if limit is None or not recipe.num_generations:
+        return max_length
+    if recipe.max_new_tokens >= limit:
+        raise UserError(
+            f"--max_new_tokens {recipe.max_new_tokens}: the model has {limit} positions for a prompt and its answer; "
+            "lower it, or --num_generations 0"
+        )
+    return min(max_length, limit - recipe.max_new_tokens)
+
+
+def rows_to_generate(data: ConversationData, encode: ChatEncoder, number: int) -> list[Example]:
+    """The first `number` test rows, or else validation rows, with anything before their last answer.
+
+    What has nothing there is left out, and said in the data's notes. The prompts are written here once, so that a chat
+    template which does not take them is an error before training and not after it.
+    """
+    split = "test" if "test" in data.splits else "validation"
+    taken: list[Example] = []
+    without: list[int] = []
+    for example in data.splits.get(split, ()):
+        if len(taken) == number:
+            break
+        if has_prompt(example):
+            encode.prompt(example, data.sources[split])
+            taken.append(example)
+        else:
+            without.append(example.row)
+    if without:
+        data.notes.append(
+            f"{data.sources[split]}: nothing stands before the last answer of {row_list(without)}, so it is not "
+            "generated; loss and perplexity are of all rows"
+        )
+    return taken
+
+
 @torch.no_grad()
 def generate(
     accelerator: Accelerator,
@@ -49,7 +95,8 @@ def generate(
     """
     causal, tokenizer = base_of(accelerator.unwrap_model(model)), encode.tokenizer
     causal.eval()
-    prompts = [encode.prompt(example)[-max_length:] for example in examples]
+    whole = [encode.prompt(example) for example in examples]
+    prompts = [prompt[-max_length:] for prompt in whole]
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     batches = [order[i : i + GENERATED_AT_ONCE] for i in range(0, len(order), GENERATED_AT_ONCE)]
     greedy = _greedy(tokenizer, _stops(encode, examples, causal), max_new_tokens)
@@ -70,7 +117,7 @@ def generate(
         answers = [answer.tolist() for part in parts for answer in part]
         found += list(zip(batch, answers, strict=True))
     every = dict(gather_object(found) if accelerator.num_processes > 1 else found)
-    return [_answer(example, tokenizer, prompts[i], every[i], encode) for i, example in enumerate(examples)]
+    return [_answer(example, tokenizer, whole[i], every[i], encode) for i, example in enumerate(examples)]
 
 
 def _greedy(tokenizer: Any, stop: list[int], max_new_tokens: int) -> Any:

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from accumft.data.conversations import Example
 from accumft.errors import UserError
 from accumft.pretrained import Pretrained, choose_padding, set_dropout
@@ -21,6 +23,11 @@ SCRATCH_TEMPLATE = (
 """ChatML, with marks around what the assistant says."""
 UNMARKED_TEMPLATE = SCRATCH_TEMPLATE.replace("{% generation %}", "").replace("{% endgeneration %}", "")
 """The same without the marks, as most models have it."""
+_TRIED_TOKENS = 8
+# Change of an earlier token's logits when the last token changes, as a share of how far the logits of different tokens
+# lie apart. A decoder has 0, or below 1e-6 where experts that get another number of tokens round differently; a new
+# encoder of two layers has 1e-4, a trained one far more.
+_ROUNDING = 1e-5
 
 
 def load_causal_lm(
@@ -35,6 +42,9 @@ def load_causal_lm(
     Args:
         dropout: every dropout probability of the configuration, 0 to 1; None: as the model has them.
         chat_template: file of a Jinja template that replaces the tokenizer's own.
+
+    Raises:
+        UserError: besides what loading raises: the model is an encoder, which would learn to copy.
     """
     from transformers import AutoModelForCausalLM
 
@@ -43,9 +53,42 @@ def load_causal_lm(
     set_dropout(config, dropout)
     choose_padding(tokenizer, config)
     model = source.model(AutoModelForCausalLM, config)
+    if sees_later_tokens(model):
+        raise UserError(
+            f'--model_name_or_path "{model_name_or_path}": sees later tokens, so that it would learn to copy what it '
+            f"is to predict ({type(model).__name__} is an encoder here); give a decoder such as "
+            "HuggingFaceTB/SmolLM2-135M, or train this one with recipes/masked_lm.py"
+        )
     if chat_template is not None:
         tokenizer.chat_template = read_template(chat_template)
     return model, tokenizer
+
+
+@torch.no_grad()
+def sees_later_tokens(model: Any) -> bool:
+    """Whether an earlier token's logits change when the last token does. False where it cannot be tried: what a model
+    makes of an input that it was not written for is its own affair."""
+    was_training = model.training
+    model.eval()
+    try:
+        size = model.get_input_embeddings().weight.shape[0]
+        # From all over the vocabulary: tokens at its ends may be special, or never used.
+        row = torch.arange(1, _TRIED_TOKENS + 1) * size // (_TRIED_TOKENS + 2)
+        other = row.clone()
+        other[-1] = (row[-1] + (size + 1) // 2) % size
+        logits = []
+        # One by one: in a batch, experts with a limit of tokens would let rows see each other.
+        for ids in (row, other):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)  # Reformer hashes at random
+                found = model(input_ids=ids[None], attention_mask=torch.ones_like(ids)[None]).logits
+            logits.append(found[0, : _TRIED_TOKENS - 1])
+        spread = (logits[0].max(dim=0).values - logits[0].min(dim=0).values).max()
+        return bool((logits[0] - logits[1]).abs().max() > _ROUNDING * spread)
+    except Exception:
+        return False
+    finally:
+        model.train(was_training)
 
 
 def read_template(path: str) -> str:

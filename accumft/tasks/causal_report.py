@@ -17,7 +17,7 @@ from accumft.finishing import leave_report, without_folders
 from accumft.outputs import check_output_dir
 from accumft.recipe import refuse_unused
 from accumft.report.page import Table, Task, markdown
-from accumft.report.text import printable
+from accumft.report.text import metrics_table, printable
 from accumft.run import Run, RunResult
 from accumft.tasks.causal_generation import Answer
 from accumft.tasks.classification import SPLIT_PREFIX
@@ -77,14 +77,22 @@ def best_metric(recipe: Any) -> tuple[str, bool]:
     return name, METRICS[name] if greater is None else greater
 
 
-def fingerprint(tokenized: Any) -> dict[str, Any]:
-    """What training data this is, by name: a run resumes with the same only, and every process must have the same."""
-    digest = hashlib.sha256()
-    for block in tokenized.select_columns(["input_ids", "labels"]).with_format("arrow").iter(1_000):
-        for column in block.columns:
-            digest.update(np.diff(column.combine_chunks().offsets.to_numpy()).tobytes())
-            digest.update(column.combine_chunks().flatten().to_numpy().tobytes())
-    return {"rows": len(tokenized), "digest": digest.hexdigest()[:16]}
+def fingerprint(tokenized: Mapping[str, Any]) -> dict[str, Any]:
+    """What training data this is, by name: a run resumes with the same only, and every process must have the same.
+
+    "validation" is of the validation data: where that is another, the best model is picked anew.
+    """
+
+    def digest_of(rows: Any) -> str:
+        digest = hashlib.sha256()
+        for block in rows.select_columns(["input_ids", "labels"]).with_format("arrow").iter(1_000):
+            for column in block.columns:
+                digest.update(np.diff(column.combine_chunks().offsets.to_numpy()).tobytes())
+                digest.update(column.combine_chunks().flatten().to_numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    found = {"rows": len(tokenized["train"]), "digest": digest_of(tokenized["train"])}
+    return found | ({"validation": digest_of(tokenized["validation"])} if "validation" in tokenized else {})
 
 
 def describe_data(
@@ -124,7 +132,7 @@ def report(
     model: Any,
     processor: Any,
 ) -> RunResult:
-    """Prints the metrics and writes all_results.json, the merged model, the curves and the model card.
+    """Prints the scores and writes all_results.json, the merged model, the curves and the model card.
 
     Args:
         scores: by split, "validation" and "test"; empty on processes other than the main one.
@@ -135,15 +143,19 @@ def report(
     recipe = run.recipe_values
     results = {f"{SPLIT_PREFIX[split]}_{name}": v for split, found in scores.items() for name, v in found.items()}
     results |= {f"before_{name}": value for name, value in before.items()}
+    shown = "test" if "test" in data.splits else "validation"
     if answers:
-        shown = "test" if "test" in data.splits else "validation"
         results[f"{SPLIT_PREFIX[shown]}_exact_match"] = sum(answer.is_exact for answer in answers) / len(answers)
         results["generations"] = len(answers)
-    if run.is_main:
-        for name, value in results.items():
-            print(f"{name}: {value:.4f}" if isinstance(value, float) else f"{name}: {value}")
+
+    def draw(folder: Path) -> Sequence[str]:
+        for split, found in scores.items():
+            table = scores_table(found, before if split == "validation" else {}, answers if split == shown else ())
+            print(f"\n{split} ({len(data.splits[split])} rows)\n{table}")
         if recipe["merge_adapter"]:
-            write_merged(model, processor, run.output_dir / "merged")
+            write_merged(model, processor, folder / "merged")
+        return ()
+
     rows = [
         [markdown(_short(text)) for text in (answer.prompt, answer.expected, answer.generated)]
         for answer in answers[:_ROWS_IN_CARD]
@@ -163,7 +175,32 @@ def report(
     )
     sizes = ", ".join(f"{len(examples):,} {name}" for name, examples in data.splits.items())
     about = [without_folders("train_file", source), f"{sizes} rows ({data.kind.replace('_', ' and ')})"]
-    return leave_report(run, task, results, about, recipe["model_name_or_path"])
+    result = leave_report(run, task, results, about, recipe["model_name_or_path"], draw)
+    is_own = recipe["train_file"] is not None or recipe["dataset_name"] is not None
+    if run.is_main and rows and is_own:
+        print(
+            f"note: its README.md shows prompts and expected answers of the data, word by word ({len(rows)} rows of "
+            f"{shown}): look at it before you share it, or --num_generations 0"
+        )
+    return result
+
+
+def scores_table(scores: Mapping[str, float], before: Mapping[str, float], answers: Sequence[Answer]) -> str:
+    """The scores of a split, each beside that before training, and of how many rows the exact match is.
+
+    Args:
+        before: may be empty.
+        answers: of rows of the split; may be empty.
+    """
+    shown: dict[str, float] = {}
+    for name in sorted(scores, key=lambda name: name != "perplexity"):
+        shown[name] = scores[name]
+        if name in before:
+            shown[f"{name} before training"] = before[name]
+    if answers:
+        exact = sum(answer.is_exact for answer in answers) / len(answers)
+        shown[f"exact match of {len(answers)} generated row{'s'[: len(answers) > 1]}"] = exact
+    return metrics_table(shown)
 
 
 def _short(text: str) -> str:

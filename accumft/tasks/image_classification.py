@@ -125,14 +125,21 @@ def describe_data(data: ImageData, size: tuple[int, int], model: Any) -> str:
 def fingerprint(data: ImageData, size: tuple[int, int]) -> dict[str, Any]:
     """What training data this is, by name: a run resumes with the same only, and every process must have the same.
 
+    "validation" is of the validation data: where that is another, the best model is picked anew.
+
     Args:
         size: (width, height) that the model sees.
     """
-    pictures = data.digests["train"]
-    digest = hashlib.sha256(b"".join(pictures[i] for i in numbers_of(data.train, "image")))
-    digest.update(numbers_of(data.train, "labels").astype(np.float64).tobytes())
+
+    def digest_of(split: str) -> str:
+        pictures = data.digests[split]
+        digest = hashlib.sha256(b"".join(pictures[i] for i in numbers_of(data.splits[split], "image")))
+        digest.update(numbers_of(data.splits[split], "labels").astype(np.float64).tobytes())
+        return digest.hexdigest()[:16]
+
     labels, pixels = ", ".join(data.labels.names), f"{size[0]} x {size[1]}"
-    return {"rows": len(data.train), "labels": labels, "pixels": pixels, "digest": digest.hexdigest()[:16]}
+    found = {"rows": len(data.train), "labels": labels, "pixels": pixels, "digest": digest_of("train")}
+    return found | ({} if data.validation is None else {"validation": digest_of("validation")})
 
 
 def report(run: Run, data: ImageData, scores: Mapping[str, Scores], source: str, base: str | None) -> RunResult:

@@ -81,9 +81,7 @@ def load_image_classifier(
     source = Pretrained(model_name_or_path, trust_remote_code, new="left out, a small new ViT is trained")
     config = source.config()
     _configure(config, id2label, problem_type, dropout)
-    model, found = source.model(
-        AutoModelForImageClassification, config, quiet=True, ignore_mismatched_sizes=True, output_loading_info=True
-    )
+    model, found = source.model_and_keys(AutoModelForImageClassification, config, ignore_mismatched_sizes=True)
     for name, there, here in found["mismatched_keys"]:
         if list(there[1:]) != list(here[1:]) or here[0] != len(id2label):
             raise UserError(f'--model_name_or_path "{model_name_or_path}": {name} does not fit its config.json')
@@ -98,6 +96,10 @@ def load_image_classifier(
             f"--image_size {image_size}: the positions of this model are those of {own} pixels; leave it out"
         )
     model.config.image_size = image_size
+    # A new head is nothing to speak of. CLIP and its like have their parts side by side, in no module of that name.
+    body = f"{model.base_model_prefix}." if hasattr(model, model.base_model_prefix) else ""
+    new = [name for name in found["missing_keys"] if name.startswith(body) and not name.startswith("classifier")]
+    source.note_new({"missing_keys": new})
     return model
 
 

@@ -1,7 +1,6 @@
 """Models that predict masked tokens: pretrained ones, and a new small BERT; without padding, and with several documents
 in a row."""
 
-import os
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -44,14 +43,11 @@ def load_masked_lm(
         )
     set_dropout(config, dropout)
     choose_padding(tokenizer, config)
-    # Not quiet, transformers would call an encoder without a head corrupted, and its pooler unexpected.
-    arguments: dict[str, Any] = {"quiet": True, "output_loading_info": True}
-    model, found = source.model(AutoModelForMaskedLM, config, **arguments)
+    model, found = source.model_and_keys(AutoModelForMaskedLM, config)
     if type(model) is BertForMaskedLM and any("pooler.dense" in name for name in found["unexpected_keys"]):
-        model, found = source.model(with_pooler(), config, **arguments)
+        model, found = source.model_and_keys(with_pooler(), config)
         model.bert.pooler.requires_grad_(False)
-    if (new := sorted(found["missing_keys"])) and int(os.environ.get("RANK", "0")) == 0:
-        print(f"note: {model_name_or_path} has no {new[0]} and {len(new) - 1} more: these weights are new")
+    source.note_new(found)
     return model, tokenizer
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from accumft.data.blocks import digest_of_blocks
 from accumft.data.raw_text import Corpus, is_raw
 from accumft.data.windows import lengths_of
 from accumft.errors import UserError
@@ -36,6 +37,15 @@ def resolve_metric(name: str | None, greater_is_better: bool | None) -> tuple[st
     if metric not in METRICS:
         raise UserError(f"--metric_for_best_model {name}: must be one of {', '.join(METRICS)}")
     return metric, metric == "accuracy" if greater_is_better is None else greater_is_better
+
+
+def fingerprint(blocks: Mapping[str, Any]) -> dict[str, Any]:
+    """What training data this is, by name: a run resumes with the same only, and every process must have the same.
+
+    "validation" is of the validation data: where that is another, the best model is picked anew.
+    """
+    found = {"blocks": len(blocks["train"]), "digest": digest_of_blocks(blocks["train"])}
+    return found | ({"validation": digest_of_blocks(blocks["validation"])} if "validation" in blocks else {})
 
 
 def check_fields(recipe: Any) -> None:

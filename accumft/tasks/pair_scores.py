@@ -183,13 +183,17 @@ def fingerprint(data: PairData, examples: Any) -> dict[str, Any]:
     Args:
         examples: of `accumft.data.pair_batches.examples_of`.
     """
+
+    def digest_of(split: PairSplit, lengths: bytes = b"") -> str:
+        digest = hashlib.sha256(lengths)
+        for text in split.texts:
+            digest.update(hashlib.sha256(text.encode("utf-8", errors="surrogatepass")).digest())
+        digest.update(split.ids.tobytes() + (b"" if split.scores is None else split.scores.tobytes()))
+        return digest.hexdigest()[:16]
+
     train = data.splits["train"]
-    digest = hashlib.sha256(lengths_of(examples).astype(np.int64).tobytes())
-    for text in train.texts:
-        digest.update(hashlib.sha256(text.encode("utf-8", errors="surrogatepass")).digest())
-    digest.update(train.ids.tobytes())
-    digest.update(b"" if train.scores is None else train.scores.tobytes())
-    return {"pairs": len(train), "digest": digest.hexdigest()[:16]}
+    found = {"pairs": len(train), "digest": digest_of(train, lengths_of(examples).astype(np.int64).tobytes())}
+    return found | ({"validation": digest_of(data.splits["validation"])} if "validation" in data.splits else {})
 
 
 def report(

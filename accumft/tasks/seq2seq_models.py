@@ -39,10 +39,6 @@ def load_seq2seq(
             "BART or their like"
         )
     set_dropout(config, dropout)
-    if dropout == 0:
-        for name in ("encoder_layerdrop", "decoder_layerdrop"):
-            if hasattr(config, name):
-                setattr(config, name, 0.0)
     choose_padding(tokenizer, config)
     model = source.model(AutoModelForSeq2SeqLM, config)
     if not hasattr(model, "prepare_decoder_input_ids_from_labels"):

@@ -134,13 +134,27 @@ def look_up(data: TokenData, split: str) -> float | None:
     return found.scalars.get("f1")
 
 
-def fingerprint(tokens: Tokens, data: TokenData) -> dict[str, Any]:
-    """What training data this is, by name: a run resumes with the same only, and every process must have the same."""
-    digest = hashlib.sha256(lengths_of(tokens.windows).astype(np.int64).tobytes())
-    for name in ("input_ids", "labels"):
-        for row in tokens.windows[name]:
-            digest.update(np.asarray(row, np.int64).tobytes())
-    return {"rows": len(tokens.windows), "labels": ", ".join(data.types), "digest": digest.hexdigest()[:16]}
+def fingerprint(tokenized: Mapping[str, Tokens], data: TokenData) -> dict[str, Any]:
+    """What training data this is, by name: a run resumes with the same only, and every process must have the same.
+
+    "validation" is of the validation data: where that is another, the best model is picked anew.
+    """
+
+    def digest_of(windows: Any, tags: str = "") -> str:
+        digest = hashlib.sha256(lengths_of(windows).astype(np.int64).tobytes())
+        for name in ("input_ids", "labels"):
+            for row in windows[name]:
+                digest.update(np.asarray(row, np.int64).tobytes())
+        digest.update(tags.encode())
+        return digest.hexdigest()[:16]
+
+    train = tokenized["train"].windows
+    found = {"rows": len(train), "labels": ", ".join(data.types), "digest": digest_of(train)}
+    if "validation" in tokenized:
+        # Scored are the words of which the tokenizer makes nothing, too.
+        tags = "\n".join(" ".join(sentence.tags) for sentence in data.splits["validation"])
+        found["validation"] = digest_of(tokenized["validation"].windows, tags)
+    return found
 
 
 def describe(data: TokenData, tokenized: Mapping[str, Tokens], max_length: int) -> str:
