@@ -3,9 +3,9 @@
     accelerate launch recipes/masked_lm.py
     accelerate launch recipes/masked_lm.py --train_file notes.txt --output_dir outputs/notes
 
-With no arguments it adapts MiniLM, which gets a new head, to 720 synthetic clinical notes, in two to three minutes on two
-cores. The perplexity over a fixed mask of whole words in unseen notes falls from 34,000 to 50,000 (the new head's draw) to
-67 to 80 (seeds 42, 1, 2), where the frequency of the tokens alone gives 537.
+With no arguments it adapts MiniLM, which gets a new head, to 720 synthetic clinical notes, in two to three minutes on
+two cores. The perplexity over a fixed mask of whole words in unseen notes falls from 34,000 to 50,000 (as the new head
+is drawn) to 67 to 80 (seeds 42, 1, 2), where the frequency of the tokens alone gives 537.
 """
 
 from dataclasses import dataclass, replace
