@@ -203,7 +203,8 @@ def test_a_row_that_never_fits_is_named_before_the_first_step(tmp_path: Path, mo
         text_cls.run(small_recipe(tmp_path / "run"))
     error.match(
         r"^before the first step: row \d+ \(24 tokens\) alone does not fit into the memory of process 0: lower "
-        r"--max_length, or use --gradient_checkpointing or --mixed_precision bf16 or fp16$"
+        r"--max_length \(seq2seq: --max_source_length and --max_target_length; images: --image_size\), or use "
+        r"--gradient_checkpointing or --mixed_precision bf16 or fp16$"
     )
 
 

@@ -131,7 +131,8 @@ def test_another_runs_checkpoint(finished: Path, tmp_path: Path) -> None:
     assert_same(folder, finished)
     assert checkpoints(folder) == [4, 8, 12], "the best one was taken over"
     assert {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} == before
-    assert {row["step"] for row in rows_of(folder, "save_seconds")} == {12} | {
+    # The evaluation of step 8, made first of all, has the accuracy of step 4 and a lower loss: the best is saved here.
+    assert {row["step"] for row in rows_of(folder, "save_seconds")} == {8, 12} | {
         row["step"] for row in rows_of(other, "save_seconds") if row["step"] < 8
     }
 
