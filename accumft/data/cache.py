@@ -121,6 +121,19 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def digest_of_tokens(dataset: datasets.Dataset, besides: str = "") -> str:
+    """The start of the SHA-256 of the lists in "input_ids" and "labels" of all rows, and of `besides`."""
+    import numpy as np
+
+    digest = hashlib.sha256(besides.encode())
+    for block in blocks_of(dataset.select_columns(["input_ids", "labels"])):
+        for column in block.columns:
+            lists = column.combine_chunks()
+            digest.update(np.diff(lists.offsets.to_numpy()).astype(np.int64).tobytes())
+            digest.update(lists.flatten().to_numpy().astype(np.int64).tobytes())
+    return digest.hexdigest()[:16]
+
+
 def digest_of_texts(dataset: datasets.Dataset, columns: Sequence[str]) -> str:
     """SHA-256 of the cells of some text columns, in their order, however the data set stores them."""
     import numpy as np

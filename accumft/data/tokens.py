@@ -149,7 +149,7 @@ def tokenize_sentences(
     # A window in which nothing counts, such as one of signs that the tokenizer does not know, teaches nothing, and
     # alone it would make an effective batch without items.
     labelled = [number for number, own in enumerate(columns["labels"]) if any(label != IGNORED for label in own)]
-    if labelled:
+    if 0 < len(labelled) < len(columns["labels"]):
         columns = {name: [values[number] for number in labelled] for name, values in columns.items()}
     return Tokens(_table(columns), first_word, split_sentences, cut_words, lost_words)
 

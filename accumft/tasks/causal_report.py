@@ -1,6 +1,5 @@
 """What a run of a causal language model checks before it begins, and leaves at its end: scores, model card."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from accumft.adapters import FIELDS, check_adapter_fields, describe_adapter, is_adapted, write_merged
+from accumft.data.cache import digest_of_tokens
 from accumft.data.chat import IGNORED
 from accumft.data.chat_table import Truncation
 from accumft.data.conversations import ConversationData
@@ -82,17 +82,8 @@ def fingerprint(tokenized: Mapping[str, Any]) -> dict[str, Any]:
 
     "validation" is of the validation data: where that is another, the best model is picked anew.
     """
-
-    def digest_of(rows: Any) -> str:
-        digest = hashlib.sha256()
-        for block in rows.select_columns(["input_ids", "labels"]).with_format("arrow").iter(1_000):
-            for column in block.columns:
-                digest.update(np.diff(column.combine_chunks().offsets.to_numpy()).tobytes())
-                digest.update(column.combine_chunks().flatten().to_numpy().tobytes())
-        return digest.hexdigest()[:16]
-
-    found = {"rows": len(tokenized["train"]), "digest": digest_of(tokenized["train"])}
-    return found | ({"validation": digest_of(tokenized["validation"])} if "validation" in tokenized else {})
+    found = {"rows": len(tokenized["train"]), "digest": digest_of_tokens(tokenized["train"])}
+    return found | ({"validation": digest_of_tokens(tokenized["validation"])} if "validation" in tokenized else {})
 
 
 def describe_data(

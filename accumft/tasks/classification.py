@@ -144,14 +144,14 @@ def loss_of(recipe: Any, data: ClassificationData) -> ClassificationLoss:
 def fingerprint(data: ClassificationData) -> dict[str, Any]:
     """What training data this is, by name: a run resumes with the same only, and every process must have the same."""
     texts = [name for name in ("text", "text_pair") if name in data.train.column_names]
-    digest = hashlib.sha256(digest_of_texts(data.train, texts).encode())
-    digest.update(numbers_of(data.train, "labels").astype(np.float64).tobytes())
-    found = {"rows": len(data.train), "labels": ", ".join(data.labels.names), "digest": digest.hexdigest()[:16]}
-    if data.validation is not None:
-        digest = hashlib.sha256(digest_of_texts(data.validation, texts).encode())
-        digest.update(numbers_of(data.validation, "labels").astype(np.float64).tobytes())
-        found["validation"] = digest.hexdigest()[:16]
-    return found
+
+    def digest_of(split: Any) -> str:
+        digest = hashlib.sha256(digest_of_texts(split, texts).encode())
+        digest.update(numbers_of(split, "labels").astype(np.float64).tobytes())
+        return digest.hexdigest()[:16]
+
+    found = {"rows": len(data.train), "labels": ", ".join(data.labels.names), "digest": digest_of(data.train)}
+    return found | ({} if data.validation is None else {"validation": digest_of(data.validation)})
 
 
 def report(

@@ -1,6 +1,5 @@
 """Sequence to sequence: the loss over target tokens, and an evaluation that generates each text exactly once."""
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object, send_to_device
 
 from accumft.cut import Limits
-from accumft.data.cache import digest_of_texts
+from accumft.data.cache import digest_of_texts, digest_of_tokens
 from accumft.data.target_tokens import IGNORED
 from accumft.data.targets import TargetData
 from accumft.data.windows import Batch, Collate, lengths_of
@@ -188,18 +187,9 @@ def fingerprint(tokenized: Mapping[str, Any], data: TargetData) -> dict[str, Any
 
     "validation" is of the validation data: where that is another, the best model is picked anew.
     """
-
-    def digest_of(rows: Any, targets: str = "") -> str:
-        digest = hashlib.sha256(lengths_of(rows).astype(np.int64).tobytes())
-        for side in ("input_ids", "labels"):
-            for block in rows.select_columns([side]).iter(1000):
-                digest.update(np.concatenate([np.asarray(row, np.int64) for row in block[side]]).tobytes())
-        digest.update(targets.encode())
-        return digest.hexdigest()[:16]
-
-    found = {"rows": len(tokenized["train"]), "digest": digest_of(tokenized["train"])}
+    found = {"rows": len(tokenized["train"]), "digest": digest_of_tokens(tokenized["train"])}
     if "validation" in tokenized:
         # ROUGE is of whole targets, however far these were truncated for the loss.
         targets = digest_of_texts(data.splits["validation"], ["target"])
-        found["validation"] = digest_of(tokenized["validation"], targets)
+        found["validation"] = digest_of_tokens(tokenized["validation"], targets)
     return found

@@ -1,6 +1,5 @@
 """What entity recognition adds to a run: checks of its fields, scores of a split, and the report."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from accumft.data.cache import digest_of_tokens
 from accumft.data.tags import OUTSIDE, Sentence
 from accumft.data.token_splits import TokenData
 from accumft.data.token_text import text_of
@@ -139,21 +139,12 @@ def fingerprint(tokenized: Mapping[str, Tokens], data: TokenData) -> dict[str, A
 
     "validation" is of the validation data: where that is another, the best model is picked anew.
     """
-
-    def digest_of(windows: Any, tags: str = "") -> str:
-        digest = hashlib.sha256(lengths_of(windows).astype(np.int64).tobytes())
-        for name in ("input_ids", "labels"):
-            for row in windows[name]:
-                digest.update(np.asarray(row, np.int64).tobytes())
-        digest.update(tags.encode())
-        return digest.hexdigest()[:16]
-
     train = tokenized["train"].windows
-    found = {"rows": len(train), "labels": ", ".join(data.types), "digest": digest_of(train)}
+    found = {"rows": len(train), "labels": ", ".join(data.types), "digest": digest_of_tokens(train)}
     if "validation" in tokenized:
         # Scored are the words of which the tokenizer makes nothing, too.
         tags = "\n".join(" ".join(sentence.tags) for sentence in data.splits["validation"])
-        found["validation"] = digest_of(tokenized["validation"].windows, tags)
+        found["validation"] = digest_of_tokens(tokenized["validation"].windows, tags)
     return found
 
 
